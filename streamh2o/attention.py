@@ -1,0 +1,159 @@
+"""Attention with column sums: C queries over n + C slots, and what each slot received."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from streamh2o.cache import LayerSlots, SlotCache, take_appended
+from streamh2o.errors import UserError
+
+NAME = "streamh2o"
+
+
+def in_cache_positions(cache: SlotCache, layer: LayerSlots, chunk: int) -> tuple[int, list[tuple[int, int, Any]]]:
+    """Where the policy puts queries and slots before the rotation.
+
+    Returns the position of the chunk's first query, and runs `(start, end, position)` that cover the slots: an int is
+    the position of the run's first slot, the others following; a tensor [batch, kv_heads, end - start] gives each
+    slot its own. All lie in 0 .. trained length - 1.
+    """
+    policy, n = cache.policy, layer.used - chunk
+    if policy.positions == "rolled":
+        return n, [(0, layer.used, 0)]
+    base = min(cache.tokens, cache.rotary.positions - chunk)
+    sinks = min(policy.sinks, n)
+    middle = max(sinks, n - policy.recent)
+    runs: list[tuple[int, int, Any]] = []
+    if sinks:
+        runs.append((0, sinks, max(0, base - policy.recent - policy.sinks)))
+    if middle > sinks:
+        distance = cache.tokens - layer.source_index[:, :, sinks:middle]
+        runs.append((sinks, middle, (base - distance).clamp_(min=0)))
+    runs.append((middle, layer.used, base - (n - middle)))
+    return base, runs
+
+
+def rotated(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer."""
+    rotary, chunk = cache.rotary, query.shape[2]
+    first, runs = in_cache_positions(cache, layer, chunk)
+    queries = rotary.rotate(query, rotary.cos[first : first + chunk], rotary.sin[first : first + chunk], scaling)
+    parts = []
+    for start, end, position in runs:
+        if isinstance(position, int):
+            position = slice(position, position + end - start)
+        parts.append(rotary.rotate(layer.keys[:, :, start:end], rotary.cos[position], rotary.sin[position]))
+    return queries, parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+@lru_cache(maxsize=8)
+def _future(chunk: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[chunk, chunk] with -inf where the key comes after the query."""
+    return torch.full((chunk, chunk), -math.inf, dtype=dtype, device=device).triu(1)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Causal attention of the last C of n + C slots.
+
+    query: rotated and scaled, [batch, heads, C, head_dim]; keys, values: [batch, kv_heads, n + C, head_dim].
+    Returns the output [batch, heads, C, head_dim] and the probabilities [batch, kv_heads, group, C, n + C], in the
+    type of the query; the softmax is computed in float32.
+    """
+    batch, heads, chunk, head_dim = query.shape
+    kv_heads, slots = keys.shape[1:3]
+    grouped = query.reshape(batch * kv_heads, -1, head_dim)  # [batch * kv_heads, group * C, head_dim]
+    flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
+    if query.dtype == torch.float16:  # float16 overflows above 65504
+        logits = torch.bmm(grouped.float(), flat_keys.float().transpose(1, 2))
+    else:
+        logits = torch.bmm(grouped, flat_keys.transpose(1, 2))
+    if chunk > 1:
+        newest = logits.view(batch * kv_heads, -1, chunk, slots)[..., slots - chunk :]
+        newest += _future(chunk, logits.dtype, logits.device)
+    probabilities = logits.softmax(dim=-1).to(query.dtype)
+    output = torch.bmm(probabilities, flat_values).view(batch, heads, chunk, -1)
+    return output, probabilities.view(batch, kv_heads, heads // kv_heads, chunk, slots)
+
+
+def column_sums(probabilities: Tensor, weights: Tensor, far: int = 0) -> Tensor:
+    """What each slot received: sums over the queries, and over the query heads of a group.
+
+    probabilities: [batch, kv_heads, group, C, n + C], the last C columns being the chunk itself; weights: [C], what
+    each query counts; far: queries less than so many tokens after a slot do not count (the last `far` slots before the
+    chunk must be consecutive tokens of the stream). Returns [batch, kv_heads, n + C - far] float32: the sums of the
+    slots that have any, which are the first.
+    """
+    batch, kv_heads, group, chunk, slots = probabilities.shape
+    whole = max(0, slots - chunk - far)  # far enough away from every query of the chunk
+    band = min(slots - far, whole + chunk)  # far enough away from some of them
+    if band <= 0:
+        return probabilities.new_zeros(batch, kv_heads, 0, dtype=torch.float32)
+    row = weights.to(probabilities.dtype).repeat(group)[None, None]
+    flat = probabilities.view(batch * kv_heads, group * chunk, slots)
+    row = row.expand(batch * kv_heads, 1, -1)
+    sums = [torch.bmm(row, flat[..., :whole]).float()] if whole else []
+    near = probabilities[..., whole:band]
+    if far:  # query i counts for column b of the band where i - b >= far - (n - whole)
+        near = near.tril(slots - chunk - far - whole)
+        near = near.contiguous()
+    sums.append(torch.bmm(row, near.reshape(batch * kv_heads, group * chunk, band - whole)).float())
+    return torch.cat(sums, dim=-1).view(batch, kv_heads, band)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What `transformers` calls in place of its own attention, right after `SlotCache.update` of the same layer."""
+    cache, layer = take_appended()
+    chunk = query.shape[2]
+    queries, keys = rotated(cache, layer, query, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    output, probabilities = attend(queries, keys, layer.values[:, :, : layer.used])
+    policy = cache.policy
+    if cache.probe is not None:
+        cache.probe(layer, probabilities)
+    elif policy.scored:
+        sums = column_sums(probabilities, policy.query_weights(chunk, query.device), policy.far)
+        layer.scores[:, :, : layer.used] *= policy.fade(chunk)
+        layer.scores[:, :, : sums.shape[-1]] += sums
+    cache.layer_done(layer, chunk)
+    return output.transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+
+_attached: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Let `model` use this attention until `detach`; calls nest."""
+    depth, original = _attached.get(model, (0, model.config._attn_implementation))
+    if depth == 0:
+        model.set_attn_implementation(NAME)
+        if model.config._attn_implementation != NAME:
+            raise UserError(f"{type(model).__name__} does not let its attention be chosen; it is not supported.")
+    _attached[model] = (depth + 1, original)
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Give `model` back the attention it had before the first `attach`."""
+    depth, original = _attached.get(model, (0, ""))
+    if depth > 1:
+        _attached[model] = (depth - 1, original)
+    elif depth == 1:
+        del _attached[model]
+        model.set_attn_implementation(original)

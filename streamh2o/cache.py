@@ -1,0 +1,234 @@
+"""Slots: preallocated buffers of un-rotated keys, values, scores and source indices; append and compact."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from streamh2o.errors import UserError
+from streamh2o.policies.base import Policy
+from streamh2o.rotary import Rotary
+
+
+class LayerSlots:
+    """The slots of one layer, in the order of the stream: sinks, hitters, recent.
+
+    Tensors of `used` valid slots, the rest being room for the next chunk:
+    keys, values    [batch, kv_heads, capacity, head_dim], the model's type, keys without rotation
+    scores          [batch, kv_heads, capacity], float32
+    source_index    [batch, kv_heads, capacity], int64: the token's index in the stream
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
+        batch, heads, _, head_dim = key.shape
+        self.keys = key.new_empty(batch, heads, capacity, head_dim)
+        self.values = value.new_empty(batch, heads, capacity, value.shape[-1])
+        self.scores = torch.zeros(batch, heads, capacity, dtype=torch.float32, device=key.device)
+        self.source_index = torch.zeros(batch, heads, capacity, dtype=torch.int64, device=key.device)
+        self.used = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+    def append(self, key: Tensor, value: Tensor, first: int) -> None:
+        """Add `key`, `value` [batch, kv_heads, n, head_dim], the first of which is token `first` of the stream."""
+        start, end = self.used, self.used + key.shape[2]
+        if end > self.capacity:
+            self._grow(end)
+        self.keys[:, :, start:end] = key
+        self.values[:, :, start:end] = value
+        self.scores[:, :, start:end] = 0
+        self.source_index[:, :, start:end] = torch.arange(first, first + end - start, device=key.device)
+        self.used = end
+
+    def _grow(self, needed: int) -> None:
+        """Double the buffers; only a policy that evicts nothing comes here."""
+        capacity = max(needed, 2 * self.capacity)
+        for name in ("keys", "values", "scores", "source_index"):
+            old: Tensor = getattr(self, name)
+            new = old.new_zeros(*old.shape[:2], capacity, *old.shape[3:])
+            new[:, :, : self.used] = old[:, :, : self.used]
+            setattr(self, name, new)
+
+    def compact(self, sinks: int, recent: int, chosen: Tensor) -> None:
+        """Keep `sinks` first slots, the middle slots `chosen` and the `recent` last slots.
+
+        chosen: [batch, kv_heads, hitters], slot numbers in ascending order.
+        """
+        hitters, tail = chosen.shape[-1], slice(self.used - recent, self.used)
+        self.used = sinks + hitters + recent
+        for buffer in (self.keys, self.values, self.scores, self.source_index):
+            index = chosen[..., None].expand(*chosen.shape, buffer.shape[-1]) if buffer.dim() == 4 else chosen
+            newest = buffer[:, :, tail].clone()
+            buffer[:, :, sinks : sinks + hitters] = buffer.gather(2, index)
+            buffer[:, :, sinks + hitters : self.used] = newest
+
+
+_appended = threading.local()
+
+
+def take_appended() -> tuple[SlotCache, LayerSlots]:
+    """The cache and layer of the `update` that has just run in this thread; the attention that follows is theirs."""
+    pair: tuple[SlotCache, LayerSlots] | None = getattr(_appended, "pair", None)
+    if pair is None:
+        raise UserError("The model is attached to streamh2o but was called without its cache; detach it first.")
+    _appended.pair = None
+    return pair
+
+
+class SlotCache(Cache):
+    """The KV cache that a model of `transformers` is given: fixed size, whatever the length of the stream.
+
+    policy: who survives an eviction. rotary: the model's angles. chunk: most tokens of one pass.
+    layers_count: how many layers the model has; after the attention of the last one the cache evicts.
+    group: store each key and value so many times, to keep slots and scores for each query head instead of each KV
+        head (the H2O authors' code); 1 stores them once.
+    """
+
+    def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int = 256, group: int = 1) -> None:
+        self.policy, self.rotary, self.chunk = policy, rotary, chunk
+        self.layers_count = layers_count
+        self.group = group
+        self.slots: list[LayerSlots] = []
+        self.tokens = 0  # tokens of the stream before the running pass
+        self.evictions = 0
+        self.max_slots = 0
+        self.probe: Callable[[LayerSlots, Tensor], None] | None = None  # sees the probabilities, instead of scoring
+
+    # What `transformers` calls
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append un-rotated keys and values; returns all valid ones of the layer, keys still un-rotated."""
+        if layer_idx == len(self.slots):
+            room = self.policy.cache if self.policy.evicts else 0
+            self.slots.append(LayerSlots(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
+        if self.group > 1:
+            key_states = key_states.repeat_interleave(self.group, dim=1)
+            value_states = value_states.repeat_interleave(self.group, dim=1)
+        layer = self.slots[layer_idx]
+        layer.append(key_states, value_states, self.tokens)
+        _appended.pair = self, layer
+        return layer.keys[:, :, : layer.used], layer.values[:, :, : layer.used]
+
+    def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
+        """Tokens of the stream so far (not slots)."""
+        return self.tokens
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
+        return int(query_length) + self.tokens, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.tokens
+
+    def get_max_cache_shape(self, *args: Any, **kwargs: Any) -> int:
+        return -1
+
+    get_max_length = get_max_cache_shape
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * self.layers_count
+
+    def __len__(self) -> int:
+        return self.layers_count
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    # Eviction
+
+    def layer_done(self, layer: LayerSlots, new_tokens: int) -> None:
+        """Called after a layer's attention; after the last one the pass ends and the cache evicts."""
+        if len(self.slots) < self.layers_count or layer is not self.slots[-1]:
+            return
+        if self.probe is not None:
+            for each in self.slots:
+                each.used -= new_tokens
+            return
+        self.tokens += new_tokens
+        if self.policy.evicts and self.slots and self.slots[0].used > self.policy.cache:
+            self._evict()
+        self.max_slots = max(self.max_slots, self.slots[0].used)
+
+    def _evict(self) -> None:
+        policy = self.policy
+        for layer in self.slots:
+            middle = slice(policy.sinks, layer.used - policy.recent)
+            if policy.hitters:
+                priority = policy.priority(layer.scores[:, :, middle], layer.source_index[:, :, middle], self.tokens)
+                chosen = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
+            else:
+                chosen = layer.source_index[:, :, :0]
+            layer.compact(policy.sinks, policy.recent, chosen)
+            if layer.used != policy.cache:
+                raise AssertionError(f"{layer.used} slots after an eviction, the budget is {policy.cache}")
+        self.evictions += 1
+
+    def reset(self) -> None:
+        """Empty the cache, keep the buffers."""
+        for layer in self.slots:
+            layer.used = 0
+        self.tokens = 0
+
+    # What it holds
+
+    @property
+    def used(self) -> int:
+        """Slots per layer and KV head now."""
+        return self.slots[0].used if self.slots else 0
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values of the most slots held after a pass."""
+        total = 0
+        for layer in self.slots:
+            batch, heads, _, key_dim = layer.keys.shape
+            per_slot = (key_dim + layer.values.shape[-1]) * layer.keys.element_size()
+            total += batch * heads * self.max_slots * per_slot
+        return total
+
+    def composition(self) -> dict[str, int]:
+        """Slots per layer and head now, by what keeps them there."""
+        sinks = min(self.policy.sinks, self.used)
+        recent = min(self.policy.recent, self.used - sinks)
+        return {"sinks": sinks, "hitters": self.used - sinks - recent, "recent": recent}
+
+    # Saving
+
+    def state(self) -> dict[str, Tensor]:
+        """The valid slots as tensors, to go on later with the same digits."""
+        tensors: dict[str, Tensor] = {}
+        for number, layer in enumerate(self.slots):
+            for name in ("keys", "values", "scores", "source_index"):
+                tensors[f"layer{number}.{name}"] = getattr(layer, name)[:, :, : layer.used].contiguous()
+        return tensors
+
+    def load_state(self, tensors: dict[str, Tensor], tokens: int, evictions: int, max_slots: int) -> None:
+        """Put back what `state` gave. Raises UserError where a tensor is missing or of another shape."""
+        self.slots = []
+        self.tokens, self.evictions, self.max_slots = tokens, evictions, max_slots
+        number = 0
+        while f"layer{number}.keys" in tensors:
+            try:
+                parts = {n: tensors[f"layer{number}.{n}"] for n in ("keys", "values", "scores", "source_index")}
+            except KeyError as missing:
+                raise UserError(f"The saved cache lacks {missing}; it is damaged.") from None
+            used = parts["keys"].shape[2]
+            room = self.policy.cache if self.policy.evicts else used
+            layer = LayerSlots(parts["keys"], parts["values"], max(room, used) + self.chunk)
+            for name, tensor in parts.items():
+                getattr(layer, name)[:, :, :used] = tensor
+            layer.used = used
+            self.slots.append(layer)
+            number += 1
+        if tokens and number != self.layers_count:
+            raise UserError(f"The saved cache holds {number} layers, the model has {self.layers_count}.")

@@ -1,0 +1,83 @@
+"""What a policy is: how slots are scored and chosen, and which positions they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from streamh2o.errors import UsageError
+
+Positions = Literal["rolled", "distance"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Keeps `sinks` first tokens, `recent` newest tokens and the `hitters` middle tokens of highest priority.
+
+    A subclass is a small frozen dataclass; its fields are its knobs. It says how the attention of a chunk becomes
+    scores (`scored`, `far`, `decay`) and who survives (`priority`). All counts are slots per layer and KV head.
+
+    cache: the budget, sinks + hitters + recent, kept after an eviction.
+    positions: `rolled` gives slots 0..n-1 in cache order (StreamingLLM, section 3.2); `distance` leaves hitters at
+        their true distance from the query, cut to the trained length, and the sinks just outside the window.
+    far: only attention from queries at least so many tokens away counts (0: all of it).
+    decay: what is left of a score after another 256 tokens (1: sums never fade).
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    scored: ClassVar[bool] = True  # whether attention has to be summed at all
+    evicts: ClassVar[bool] = True  # False: the text must fit the model
+    recomputes: ClassVar[bool] = False  # True: nothing is cached between chunks
+    default_sinks: ClassVar[int] = 4
+
+    cache: int
+    sinks: int
+    recent: int
+    hitters: int
+    positions: Positions = "rolled"
+    far: int = 0
+    decay: float = 1.0
+
+    @classmethod
+    def split(cls, cache: int, sinks: int) -> tuple[int, int]:
+        """Default (recent, hitters) of a budget: the H2O paper halves it."""
+        recent = (cache - sinks + 1) // 2
+        return recent, cache - sinks - recent
+
+    def __post_init__(self) -> None:
+        if min(self.sinks, self.recent, self.hitters) < 0:
+            raise UsageError(
+                f"The cache of {self.cache} slots cannot hold {self.sinks} sinks, {self.recent} recent tokens and "
+                f"{self.hitters} hitters; raise --cache or lower one of them."
+            )
+        if self.sinks + self.recent + self.hitters != self.cache:
+            raise UsageError(
+                f"--sinks {self.sinks} + --recent {self.recent} + --hitters {self.hitters} make "
+                f"{self.sinks + self.recent + self.hitters}, not --cache {self.cache}; leave one of them out."
+            )
+        if self.cache - self.sinks < 1:
+            raise UsageError(
+                f"--cache {self.cache} leaves no slot beside {self.sinks} sinks; it must be at least {self.sinks + 1}."
+            )
+        if not 0 < self.decay <= 1:
+            raise UsageError(f"--decay is {self.decay}; it must be above 0 and at most 1.")
+        if not 0 <= self.far <= max(self.recent, 0):
+            raise UsageError(f"--far is {self.far}; it must lie between 0 and --recent, here {self.recent}.")
+
+    def query_weights(self, chunk: int, device: torch.device) -> Tensor:
+        """What the attention of each of a chunk's queries counts when the chunk ends: [chunk], newest last."""
+        age = torch.arange(chunk - 1, -1, -1, dtype=torch.float32, device=device)
+        return self.decay ** (age / 256)
+
+    def fade(self, chunk: int) -> float:
+        """What older scores count after a chunk of this many tokens."""
+        return float(self.decay ** (chunk / 256))
+
+    def priority(self, scores: Tensor, source_index: Tensor, seen: int) -> Tensor:
+        """Which middle slots to keep: the `hitters` highest, by head. Arguments and result are
+        [batch, kv_heads, middle]; `seen` is the number of tokens of the stream so far."""
+        return scores

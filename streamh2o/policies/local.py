@@ -1,0 +1,20 @@
+"""Recent tokens alone: the window that collapses once the first tokens leave it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from streamh2o.policies.base import Policy
+
+
+@dataclass(frozen=True)
+class Local(Policy):
+    """Keeps the newest tokens and nothing else. Baseline of arXiv 2306.14048 and 2309.17453."""
+
+    name: ClassVar[str] = "local"
+    summary: ClassVar[str] = "recent tokens alone"
+    scored: ClassVar[bool] = False
+    default_sinks: ClassVar[int] = 0
+
+    @classmethod
+    def split(cls, cache: int, sinks: int) -> tuple[int, int]:
+        return cache - sinks, 0

@@ -1,0 +1,211 @@
+"""The loop: feed chunks, evict, yield losses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from streamh2o.attention import attach, detach
+from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.errors import UsageError, UserError
+from streamh2o.head import logits_function, losses
+from streamh2o.policies import Policy
+from streamh2o.rotary import Rotary
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What one chunk gave.
+
+    losses: [batch, scored] float32, nats; the loss of token t is that of predicting it from the tokens before, so the
+        first token of a stream has none. hidden: [batch, n, hidden_size], the last layer's states of the chunk.
+    """
+
+    losses: Tensor
+    hidden: Tensor
+
+
+class Stream:
+    """A text of any length through `model` with a cache of `policy.cache` slots per layer and KV head.
+
+    model: a causal model of `transformers` in evaluation mode; it uses our attention until `close`.
+    chunk: most tokens of one forward pass. batch: how many streams run side by side. per_query_head: slots for each
+        query head, not each KV head, as in the H2O authors' code, for as many times the memory.
+    Raises UsageError where cache and chunk together exceed the positions the model was trained on.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        policy: Policy,
+        *,
+        chunk: int = 256,
+        batch: int = 1,
+        per_query_head: bool = False,
+    ) -> None:
+        config = model.config.get_text_config()
+        trained: int = config.max_position_embeddings
+        if chunk < 1:
+            raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
+        if policy.cache > trained:
+            raise UsageError(
+                f"--cache {policy.cache} exceeds the {trained} positions this model was trained on; lower it."
+            )
+        if policy.evicts and policy.cache + chunk > trained:
+            raise UsageError(
+                f"--cache {policy.cache} and --chunk {chunk} need {policy.cache + chunk} positions, the model was "
+                f"trained on {trained}; lower one of them."
+            )
+        if not policy.evicts:
+            policy = replace(policy, cache=trained, recent=trained - policy.sinks)
+        self.model, self.policy, self.chunk, self.batch = model, policy, chunk, batch
+        self.trained = trained
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        group = config.num_attention_heads // kv_heads if per_query_head else 1
+        self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
+        self.tokens = 0  # read so far
+        self.scored = 0  # losses given so far, per sequence
+        self._decoder: Any = model.base_model
+        self._logits = logits_function(model)
+        self._cache_argument = cache_argument(model)
+        self._last_hidden: Tensor | None = None  # [batch, 1, hidden_size], predicts the next chunk's first token
+        self._tail: Tensor | None = None  # ids that `recompute` reads again
+        attach(model)
+        self._attached = True
+
+    def close(self) -> None:
+        """Give the model its own attention back."""
+        if self._attached:
+            self._attached = False
+            detach(self.model)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @torch.inference_mode()
+    def feed(self, ids: Tensor) -> Fed:
+        """Read the next tokens, `ids` [batch, n] with n up to `chunk`, and score them.
+
+        Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number.
+        """
+        if ids.dim() != 2 or ids.shape[0] != self.batch or not 1 <= ids.shape[1] <= self.chunk:
+            raise ValueError(f"ids are {tuple(ids.shape)}, expected [{self.batch}, 1..{self.chunk}]")
+        if not self.policy.evicts and self.tokens + ids.shape[1] > self.policy.cache:
+            raise UserError(
+                f"The text is longer than the {self.policy.cache} tokens that --policy {self.policy.name} may keep; "
+                "use --max-tokens or a policy that evicts."
+            )
+        ids = ids.to(self.model.device)
+        hidden = self._read(ids)
+        if self._last_hidden is None:
+            before, targets = hidden[:, :-1], ids[:, 1:]
+        else:
+            before, targets = torch.cat([self._last_hidden, hidden[:, :-1]], dim=1), ids
+        nll = losses(before.flatten(0, 1), targets.flatten(), self._logits).view(targets.shape)
+        if not torch.isfinite(nll).all():
+            first = int((~torch.isfinite(nll)).any(0).nonzero()[0])
+            raise UserError(
+                f"The loss of token {self.tokens + ids.shape[1] - targets.shape[1] + first} is not a finite number "
+                f"({self.model.dtype}); try --dtype float32."
+            )
+        self._last_hidden = hidden[:, -1:].clone()
+        self.tokens += ids.shape[1]
+        self.scored += targets.shape[1]
+        return Fed(nll, hidden)
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """One forward pass; hidden states [batch, n, hidden_size] of `ids`."""
+        n = ids.shape[1]
+        if self.policy.recomputes:
+            window = ids if self._tail is None else torch.cat([self._tail, ids], dim=1)
+            self._tail = window[:, -self.policy.cache :].clone()
+            self.cache.reset()
+            ids = window
+        return self._forward(ids)[:, -n:]
+
+    def _forward(self, ids: Tensor) -> Tensor:
+        # Position zero makes the model's own rotation the identity; the attention rotates by itself.
+        arguments = {
+            self._cache_argument: self.cache,
+            "use_cache": True,
+            "position_ids": torch.zeros_like(ids),
+        }
+        states: Tensor = self._decoder(input_ids=ids, **arguments).last_hidden_state
+        return states
+
+    @torch.inference_mode()
+    def probe(self, ids: Tensor, observe: Callable[[LayerSlots, Tensor], None]) -> Tensor:
+        """Run `ids` [batch, n] against the cache without leaving a trace: nothing is kept, scored or evicted.
+
+        observe: called per layer, in order, with the layer's slots (the probe's own are the last n) and the attention
+            probabilities [batch, kv_heads, group, n, slots + n].
+        Returns the hidden states [batch, n, hidden_size].
+        """
+        self.cache.probe = observe
+        try:
+            return self._forward(ids.to(self.model.device))
+        finally:
+            self.cache.probe = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of hidden states [..., hidden_size]."""
+        return self._logits(hidden)
+
+    @property
+    def slots(self) -> int:
+        """Slots per layer and KV head now."""
+        return self.cache.used
+
+    @property
+    def max_slots(self) -> int:
+        """The most slots held after a pass; never more than the budget."""
+        return self.cache.max_slots
+
+    @property
+    def evictions(self) -> int:
+        """How often the cache has evicted."""
+        return self.cache.evictions
+
+    @property
+    def kv_bytes(self) -> int:
+        """layers x KV heads x slots x head_dim x 2 x bytes, at the most slots held."""
+        return self.cache.kv_bytes
+
+    def composition(self) -> dict[str, int]:
+        """Slots per layer and KV head now: sinks, hitters, recent."""
+        return self.cache.composition()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Tensors and counts that let another Stream of the same settings go on with the same digits."""
+        tensors = self.cache.state()
+        for name, tensor in (("last_hidden", self._last_hidden), ("tail", self._tail)):
+            if tensor is not None:
+                tensors[name] = tensor
+        counts = {
+            "tokens": self.tokens,
+            "scored": self.scored,
+            "cache_tokens": self.cache.tokens,
+            "evictions": self.cache.evictions,
+            "max_slots": self.cache.max_slots,
+        }
+        return tensors, counts
+
+    def load_state(self, tensors: dict[str, Tensor], counts: dict[str, int]) -> None:
+        """Go on from what `state` gave. Raises UserError where it does not fit this model."""
+        self.cache.load_state(tensors, counts["cache_tokens"], counts["evictions"], counts["max_slots"])
+        self._last_hidden, self._tail = tensors.get("last_hidden"), tensors.get("tail")
+        self.tokens, self.scored = counts["tokens"], counts["scored"]
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """How this release of transformers calls the cache: `cache` from 5.23 on, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(model.base_model.forward).parameters else "past_key_values"
