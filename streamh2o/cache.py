@@ -107,12 +107,12 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Append un-rotated keys and values; returns all valid ones of the layer, keys still un-rotated."""
-        if layer_idx == len(self.slots):
-            room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(LayerSlots(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
         if self.group > 1:
             key_states = key_states.repeat_interleave(self.group, dim=1)
             value_states = value_states.repeat_interleave(self.group, dim=1)
+        if layer_idx == len(self.slots):
+            room = self.policy.cache if self.policy.evicts else 0
+            self.slots.append(LayerSlots(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
         layer = self.slots[layer_idx]
         layer.append(key_states, value_states, self.tokens)
         _appended.pair = self, layer
@@ -136,6 +136,8 @@ class SlotCache(Cache):
     @property
     def is_sliding(self) -> list[bool]:
         return [False] * self.layers_count
+
+    is_linear = is_dummy = is_sliding
 
     def __len__(self) -> int:
         return self.layers_count
