@@ -25,7 +25,7 @@ def in_cache_positions(cache: SlotCache, layer: LayerSlots, chunk: int) -> tuple
     slot its own. All lie in 0 .. trained length - 1.
     """
     policy, n = cache.policy, layer.used - chunk
-    if policy.positions == "rolled":
+    if policy.positions == "rolled" or cache.evictions == 0:
         return n, [(0, layer.used, 0)]
     base = min(cache.tokens, cache.rotary.positions - chunk)
     sinks = min(policy.sinks, n)
@@ -129,6 +129,9 @@ def attention_forward(
         sums = column_sums(probabilities, policy.query_weights(chunk, query.device), policy.far)
         layer.scores[:, :, : layer.used] *= policy.fade(chunk)
         layer.scores[:, :, : sums.shape[-1]] += sums
+        newest_weights = policy.newest_weights(chunk, query.device)
+        if newest_weights is not None:
+            layer.newest = column_sums(probabilities, newest_weights)
     cache.layer_done(layer, chunk)
     return output.transpose(1, 2), None
 

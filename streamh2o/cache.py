@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from streamh2o.errors import UserError
-from streamh2o.policies.base import Policy
+from streamh2o.policies.base import Middle, Policy
 from streamh2o.rotary import Rotary
 
 
@@ -30,6 +30,7 @@ class LayerSlots:
         self.values = value.new_empty(batch, heads, capacity, value.shape[-1])
         self.scores = torch.zeros(batch, heads, capacity, dtype=torch.float32, device=key.device)
         self.source_index = torch.zeros(batch, heads, capacity, dtype=torch.int64, device=key.device)
+        self.newest: Tensor | None = None  # [batch, kv_heads, used] of the last pass alone, where the policy asks
         self.used = 0
 
     @property
@@ -163,17 +164,18 @@ class SlotCache(Cache):
 
     def _evict(self) -> None:
         policy = self.policy
-        for layer in self.slots:
-            middle = slice(policy.sinks, layer.used - policy.recent)
-            if policy.hitters:
-                priority = policy.priority(layer.scores[:, :, middle], layer.source_index[:, :, middle], self.tokens)
-                chosen = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
-            else:
-                chosen = layer.source_index[:, :, :0]
+        priorities = policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
+        for layer, priority in zip(self.slots, priorities, strict=True):
+            chosen = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
             layer.compact(policy.sinks, policy.recent, chosen)
             if layer.used != policy.cache:
                 raise AssertionError(f"{layer.used} slots after an eviction, the budget is {policy.cache}")
         self.evictions += 1
+
+    def _middle(self, layer: LayerSlots) -> Middle:
+        middle = slice(self.policy.sinks, layer.used - self.policy.recent)
+        newest = None if layer.newest is None else layer.newest[:, :, middle]
+        return Middle(layer.scores[:, :, middle], layer.source_index[:, :, middle], newest)
 
     def reset(self) -> None:
         """Empty the cache, keep the buffers."""

@@ -8,14 +8,35 @@ from typing import Any
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy
 from streamh2o.policies.full import Full
+from streamh2o.policies.h2_only import H2Only
 from streamh2o.policies.h2o import H2O
 from streamh2o.policies.local import Local
 from streamh2o.policies.recompute import Recompute
+from streamh2o.policies.sparse_fixed import SparseFixed, SparseFixedH2
+from streamh2o.policies.sparse_strided import SparseStrided, SparseStridedH2
+from streamh2o.policies.spatten import SpAtten
 from streamh2o.policies.streamh2o import StreamH2O
 from streamh2o.policies.streamingllm import StreamingLLM
+from streamh2o.policies.topk import TopK, TopKH2
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (StreamH2O, H2O, StreamingLLM, Local, Full, Recompute)
+    policy.name: policy
+    for policy in (
+        StreamH2O,
+        H2O,
+        StreamingLLM,
+        Local,
+        Full,
+        Recompute,
+        H2Only,
+        SparseStrided,
+        SparseStridedH2,
+        SparseFixed,
+        SparseFixedH2,
+        TopK,
+        TopKH2,
+        SpAtten,
+    )
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,19 @@ from torch import Tensor
 from streamh2o.errors import UsageError
 
 Positions = Literal["rolled", "distance"]
+
+
+class Middle(NamedTuple):
+    """The slots of one layer among which an eviction chooses: neither sinks nor recent, in the order of the stream.
+
+    scores: float32, as the policy accumulated them. source_index: int64, the token's index in the stream. newest:
+    float32, the attention of the last pass alone, by `Policy.newest_weights`; None where the policy asks for none. All
+    are [batch, kv_heads, middle].
+    """
+
+    scores: Tensor
+    source_index: Tensor
+    newest: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,10 @@ class Policy:
         age = torch.arange(chunk - 1, -1, -1, dtype=torch.float32, device=device)
         return self.decay ** (age / 256)
 
+    def newest_weights(self, chunk: int, device: torch.device) -> Tensor | None:
+        """Like `query_weights`, for sums kept apart from the scores and forgotten at the next chunk; None for none."""
+        return None
+
     def fade(self, chunk: int) -> float:
         """What older scores count after a chunk of this many tokens."""
         return float(self.decay ** (chunk / 256))
@@ -81,3 +99,7 @@ class Policy:
         """Which middle slots to keep: the `hitters` highest, by head. Arguments and result are
         [batch, kv_heads, middle]; `seen` is the number of tokens of the stream so far."""
         return scores
+
+    def priorities(self, layers: Sequence[Middle], seen: int) -> Sequence[Tensor]:
+        """`priority` of every layer; called once per eviction, for policies that look across layers."""
+        return [self.priority(middle.scores, middle.source_index, seen) for middle in layers]
