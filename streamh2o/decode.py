@@ -51,7 +51,7 @@ class Utf8Decoder:
     def feed(self, data: bytes, final: bool = False) -> tuple[str, np.ndarray]:
         """The text that `data` completes, and the input offset of each of its characters, int64 [characters].
 
-        final: no more bytes follow, so that an unfinished character is an error.
+        final: no more bytes follow, so that an unfinished character is an error, raised at once.
         """
         if self._error is not None:
             raise self._error
@@ -71,7 +71,8 @@ class Utf8Decoder:
         except UnicodeDecodeError as error:
             text, used = data[: error.start].decode("utf-8"), error.start
             self._error = self._describe(error, final)
-            final = False
+            if final:
+                raise self._error from None
         if self._lf and not final and text.endswith("\r"):
             text, used = text[:-1], used - 1
         offsets = _offsets(data[:used], len(text), _local.spans) + self._offset

@@ -44,7 +44,7 @@ _PRE_TOKENIZERS |= {"Punctuation", "CharDelimiterSplit"}
 class Traits:
     """exact: cutting by the rules of `tokenize` is known to keep the ids of the whole text.
 
-    splits_words: there is a pre-tokenizer. inside_words: a cut inside a word is as good as one between words.
+    splits_words: there is a pre-tokenizer. inside_words: a cut inside a word may be as good as one between words.
     longest_added: characters in the longest added token that text can turn into.
     byte_letters: each letter of a vocabulary entry stands for one byte. byte_fallback: `<0x0A>` stands for one.
     """
@@ -70,9 +70,13 @@ def traits(description: str, allow_special: bool) -> Traits:
     known = all(map(_known_normalizer, normalizers)) and all(map(_known_pre_tokenizer, pre_tokenizers))
     letters = any(part["type"] == "ByteLevel" for part in (*pre_tokenizers, *normalizers))
     return Traits(
-        exact=known and (merging or (splits and kind in ("Unigram", "WordPiece", "WordLevel"))),
+        exact=known
+        and (
+            (merging and (splits or not _drops_characters(model, letters)))
+            or (splits and kind in ("Unigram", "WordPiece", "WordLevel"))
+        ),
         splits_words=splits,
-        inside_words=merging or not splits,
+        inside_words=(merging and not _drops_characters(model, letters)) or not splits,
         longest_added=max((len(content) for content in added), default=0),
         byte_letters=letters and all(part["type"] == "ByteLevel" for part in normalizers),
         byte_fallback=bool(model.get("byte_fallback")),
@@ -97,3 +101,12 @@ def _known_pre_tokenizer(part: dict[str, Any]) -> bool:
         pattern = part["pattern"]
         return "String" in pattern or pattern.get("Regex") in _KNOWN_SPLITS
     return part["type"] in _PRE_TOKENIZERS
+
+
+def _drops_characters(model: dict[str, Any], letters: bool) -> bool:
+    """Whether characters without an id vanish, after which offsets inside their word can't be trusted."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    if letters:
+        return not model["vocab"].keys() >= set(ByteLevel.alphabet())
+    return not model.get("byte_fallback") and model.get("unk_token") is None

@@ -62,13 +62,12 @@ class TokenReader:
         self.source = source
         window = WINDOW if max_tokens is None else min(WINDOW, max(1024, 8 * max_tokens))
         self._tokenizer = IncrementalTokenizer(tokenizer, allow_special=allow_special, window=window)
-        self._decode = {"errors": errors, "newline": newline}
-        Utf8Decoder(source.name, **self._decode)  # wrong options show now, not in the thread
+        self._place = Place(*state["place"]) if state and state["place"] else None
+        self._decoder = Utf8Decoder(source.name, errors, newline, self._place.byte if self._place else 0)
         self._bos = _bos_id(tokenizer, bos)
         self._allow_special = allow_special
         self._max_tokens = max_tokens
         self._start = state
-        self._place = Place(*state["place"]) if state else None
         self.tokens: int = state["tokens"] if state else 0
         self.words_read: int = state["words"] if state else 0
         self.bytes_read: int = state["bytes"] if state else 0
@@ -195,9 +194,8 @@ class TokenReader:
 
     def _chunks(self, handle: BinaryIO, raw: bytearray) -> Iterator[tuple[str, np.ndarray, int]]:
         """Text from the starting place on; puts every byte after those handed out before into `raw`."""
-        begin, known = (self._place.byte if self._place else 0), self.bytes_read
-        decoder = Utf8Decoder(self.source.name, start=begin, **self._decode)
-        position = 0
+        decoder, known = self._decoder, self.bytes_read
+        begin, position = decoder.offset, 0
         while data := read_block(self.source, handle, READ_BYTES):
             old = data[: max(0, known - position)]
             if old:

@@ -90,7 +90,7 @@ def _file(path: str) -> Source:
         raise UserError(f"{path}: a folder, not a file; name its files, for example {os.path.join(path, '*.txt')}")
     if not os.access(path, os.R_OK):
         raise UserError(f"{path}: may not be read; change its permissions or copy it")
-    opener: Callable[[], Any]
+    opener: Any
     if path.endswith(".gz"):
         opener = partial(gzip.open, path, "rb")
     elif path.endswith(".xz"):

@@ -128,8 +128,11 @@ class IncrementalTokenizer:
         while not window.final:
             spliced = self._splice(buffer, window, at)
             if spliced is None and window.length < LONGEST_WORD:
-                window = self._encode(buffer, 0, min(2 * window.length, LONGEST_WORD))
-                place = place._replace(length=window.length, skip=int(np.searchsorted(window.starts, at)))
+                grown = self._encode(buffer, 0, min(2 * window.length, LONGEST_WORD))
+                skip = int(np.searchsorted(grown.starts, at))
+                if skip != place.skip or not np.array_equal(grown.ids[:skip], window.ids[:skip]):
+                    self.exact = False  # tokens reach back over nearly a window
+                window, place = grown, place._replace(length=grown.length, skip=skip)
                 continue
             begin, cut, following = spliced or self._force(buffer, window, at)
             piece = self._piece(buffer, window, place, at, cut, words)
@@ -160,7 +163,7 @@ class IncrementalTokenizer:
         """Where the next window begins, a later character at which to go over to it, and the window itself."""
         for between_words in (True, False) if self._traits.inside_words else (True,):
             begin = self._beginning(window, between_words)
-            if begin is None:
+            if begin is None or not (between_words or self._amid_word(window, begin)):
                 continue
             length = max(self._window, len(window.text) - begin + self._window - self._overlap)
             following = self._encode(buffer, begin, length)
@@ -188,6 +191,14 @@ class IncrementalTokenizer:
             if _separable(window.text, int(borders[index])):
                 return int(borders[index])
         return None
+
+    def _amid_word(self, window: _Window, begin: int) -> bool:
+        """Whether a single word reaches from before `begin` to the last borders; others are not worth a cut."""
+        if not self._traits.splits_words:
+            return True
+        first = int(np.searchsorted(window.starts, begin))
+        last = int(np.searchsorted(window.starts, len(window.text) - self._margin)) - 1
+        return window.words[first - 1] == window.words[last]
 
     def _agreement(self, left: _Window, right: _Window, begin: int, at: int, between_words: bool) -> int | None:
         """The last character at which both windows begin a token after one that they share, or None."""
