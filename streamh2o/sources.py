@@ -162,7 +162,7 @@ def _documents(name: str, dataset: str, config: str | None, split: str, column: 
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # failures are told once, by the UserError
     try:
         rows = iter(datasets.load_dataset(dataset, config, split=split, streaming=True))
         first = next(rows, None)

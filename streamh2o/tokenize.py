@@ -23,6 +23,7 @@ import numpy as np
 
 from streamh2o.errors import UserError
 from streamh2o.exactness import traits
+from streamh2o.specials import specials_as_text
 
 WINDOW = 32_768  # characters; large enough that the overlap costs little, small enough to stay in cache
 LONGEST_WORD = 1 << 20  # characters
@@ -103,7 +104,7 @@ class IncrementalTokenizer:
             kind = type(tokenizer).__name__
             raise UserError(f"{kind} has no fast version; use a model that comes with a tokenizer.json")
         description = backend.to_str()
-        self._tokenizer = Tokenizer.from_str(description)
+        self._tokenizer = Tokenizer.from_str(description if allow_special else specials_as_text(description))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.post_processor = None  # it may trim offsets
