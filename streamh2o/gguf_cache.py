@@ -23,8 +23,9 @@ from streamh2o import __version__
 from streamh2o.architectures import require_supported
 from streamh2o.errors import UserError
 from streamh2o.gguf_header import GgufHeader, read_header
+from streamh2o.gguf_tokenizer import byte_level_tokenizer
 
-LAYOUT = 1  # raise when the same file would be unpacked differently
+LAYOUT = 2  # raise when the same file would be unpacked differently
 MARK = "streamh2o.json"  # written last: what the folder was made from, and the size of each of its files
 STALE_SECONDS = 24 * 3600
 
@@ -113,26 +114,15 @@ def _unpack(path: Path, header: GgufHeader, folder: Path) -> None:
     quiet = redirect_stderr(io.StringIO())
     with quiet, readable_errors(f"{path} (GGUF, architecture '{header.architecture}')"):
         require_supported(transformers.AutoConfig.from_pretrained(str(path.parent), **place), str(path))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **place)
+        tokenizer = byte_level_tokenizer(header)
+        if tokenizer is None:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **place)
+            if len(tokenizer) > len(header.metadata.get("tokenizer.ggml.tokens", [])):
+                raise ValueError(f"transformers {transformers.__version__} misreads its tokenizer, try a newer one")
         model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **place, **how)
-        restore_pre_tokenizer(tokenizer, header)
     with readable_errors(f"The unpacked copy of {path}", f"written to {folder.parent}"):
         model.save_pretrained(str(folder))
         tokenizer.save_pretrained(str(folder))
-
-
-def restore_pre_tokenizer(tokenizer: Any, header: GgufHeader) -> None:
-    """Give the tokenizer the splitting rule that the GGUF names and the conversion of `transformers` drops.
-
-    SmolLM splits digits from all else before GPT-2's rule ("smollm" in llama.cpp's list of pre-tokenizers, and in the
-    tokenizer.json its authors publish); without it two spaces or newlines before a digit become other ids.
-    """
-    from tokenizers import pre_tokenizers
-
-    if header.metadata.get("tokenizer.ggml.pre") == "smollm":
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
 
 
 @contextmanager

@@ -6,7 +6,6 @@ refused in a sentence before they see it. Format: ggml's docs/gguf.md, versions 
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,10 @@ class _Damaged(Exception):
 
 @dataclass
 class GgufHeader:
-    """metadata: the scalar and string entries (arrays are skipped). tensors: name to (shape, ggml type, offset)."""
+    """metadata: the scalars and strings, and the tokenizer's lists (other lists are skipped).
+
+    tensors: name to (shape, ggml type, offset in bytes).
+    """
 
     metadata: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
@@ -65,21 +67,17 @@ class _Reader:
     def string(self) -> str:
         return self.take(self.scalar("<Q")).decode("utf-8", "replace")
 
-    def skip_array(self, depth: int = 0) -> None:
+    def array(self, depth: int = 0) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if kind in _SCALARS:
-            length = struct.calcsize(_SCALARS[kind]) * count
-            if length > self.size - self.file.tell():
-                raise _Damaged("a list is longer than the file")
-            self.file.seek(length, os.SEEK_CUR)
-        elif kind == _STRING:
-            for _ in range(self.bounded(count, 8)):
-                self.take(self.scalar("<Q"))
-        elif kind == _ARRAY and depth < _MOST_DIMENSIONS:
-            for _ in range(self.bounded(count, 12)):
-                self.skip_array(depth + 1)
-        else:
-            raise _Damaged(f"value type {kind} is unknown")
+            code = _SCALARS[kind]
+            data = self.take(struct.calcsize(code) * self.bounded(count, struct.calcsize(code)))
+            return [value for (value,) in struct.iter_unpack(code, data)]
+        if kind == _STRING:
+            return [self.string() for _ in range(self.bounded(count, 8))]
+        if kind == _ARRAY and depth < _MOST_DIMENSIONS:
+            return [self.array(depth + 1) for _ in range(self.bounded(count, 12))]
+        raise _Damaged(f"value type {kind} is unknown")
 
     def bounded(self, count: int, least: int) -> int:
         """`count` items of at least `least` bytes each must fit in what is left of the file."""
@@ -102,7 +100,9 @@ class _Reader:
             elif kind == _STRING:
                 header.metadata[key] = self.string()
             elif kind == _ARRAY:
-                self.skip_array()
+                values = self.array()
+                if key.startswith("tokenizer."):
+                    header.metadata[key] = values
             else:
                 raise _Damaged(f"value type {kind} is unknown")
         for _ in range(self.bounded(tensors, 24)):

@@ -81,15 +81,15 @@ def model_folder(name: str, *, trust_remote_code: bool = False, tell: Callable[[
             raise UserError(f"The model {name} is not installed; get it with: streamh2o models get {name}")
         return safetensors_folder(path, tell)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return check_folder(path)
     if path.is_file():
         if path.suffix.lower() == ".gguf":
             return safetensors_folder(path, tell)
-        what = "a pickle, which could run code" if path.suffix.lower() in _PICKLES else "neither"
+        what = "a pickle, which could run code" if path.suffix.lower() in _PICKLES else "not a .gguf file"
         raise UserError(f"{name} is {what}; only folders with safetensors and .gguf files are loaded.")
     if path.suffix.lower() == ".gguf" or not _HUB_ID.fullmatch(name):
-        raise UserError(f"There is no model file or folder {name}; `streamh2o models` lists what is at hand.")
+        raise UserError(f"There is no model file or folder {name!r}; `streamh2o models` lists what is at hand.")
     return _hub_folder(name, trust_remote_code, tell)
 
 

