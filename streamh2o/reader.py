@@ -152,6 +152,7 @@ class TokenReader:
         """Makes sure that the current part has a token to hand out; False at the end."""
         if self._max_tokens is not None and self.tokens >= self._max_tokens:
             self.close()
+        if self._stop.is_set():
             return False
         while self._part is None or self._given == len(self._part.piece.ids):
             part = next(self._parts, None)
