@@ -90,21 +90,64 @@ def column_sums(probabilities: Tensor, weights: Tensor, far: int = 0) -> Tensor:
     chunk must be consecutive tokens of the stream). Returns [batch, kv_heads, n + C - far] float32: the sums of the
     slots that have any, which are the first.
     """
-    batch, kv_heads, group, chunk, slots = probabilities.shape
-    whole = max(0, slots - chunk - far)  # far enough away from every query of the chunk
-    band = min(slots - far, whole + chunk)  # far enough away from some of them
-    if band <= 0:
-        return probabilities.new_zeros(batch, kv_heads, 0, dtype=torch.float32)
-    row = weights.to(probabilities.dtype).repeat(group)[None, None]
-    flat = probabilities.view(batch * kv_heads, group * chunk, slots)
-    row = row.expand(batch * kv_heads, 1, -1)
-    sums = [torch.bmm(row, flat[..., :whole]).float()] if whole else []
-    near = probabilities[..., whole:band]
-    if far:  # query i counts for column b of the band where i - b >= far - (n - whole)
-        near = near.tril(slots - chunk - far - whole)
-        near = near.contiguous()
-    sums.append(torch.bmm(row, near.reshape(batch * kv_heads, group * chunk, band - whole)).float())
-    return torch.cat(sums, dim=-1).view(batch, kv_heads, band)
+    chunk, slots = probabilities.shape[-2:]
+    reached = max(0, slots - far)  # far enough away from the newest query
+    whole = max(0, reached - chunk)  # far enough away from every query
+    row = weights.to(probabilities.dtype)
+    received = torch.matmul(row, probabilities[..., :whole]).sum(2, dtype=torch.float32)
+    band = probabilities[..., whole:reached].tril(slots - chunk - far - whole)
+    return torch.cat([received, torch.matmul(row, band).sum(2, dtype=torch.float32)], dim=-1)
+
+
+BLOCK_BYTES = 1 << 20  # of logits at a time: they stay in the second-level cache of one core
+
+
+def attend_blocked(
+    query: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, far: int = 0
+) -> tuple[Tensor, Tensor | None]:
+    """`attend` and `column_sums` together in float32 on a CPU, a block of one head's queries at a time.
+
+    The logits of a block are made, raised, multiplied and summed before they leave the cache; they are never divided:
+    the output and the weights of the column sums are. Without `weights` there are no sums.
+    """
+    batch, heads, chunk, _ = query.shape
+    kv_heads, slots = keys.shape[1:3]
+    past, group = slots - chunk, heads // kv_heads
+    output = torch.empty(batch, heads, chunk, values.shape[-1], dtype=query.dtype)
+    sums = None if weights is None else torch.zeros(batch, kv_heads, max(0, slots - far))
+    rows = max(16, min(chunk, BLOCK_BYTES // (4 * slots)))
+    scratch = torch.empty(rows * slots, dtype=query.dtype)
+    future = _future(rows, query.dtype, query.device)
+    for b in range(batch):
+        for head in range(heads):
+            kv = head // group
+            for start in range(0, chunk, rows):
+                end = min(start + rows, chunk)
+                seen, size = past + end, end - start
+                logits = scratch[: size * seen].view(size, seen)
+                torch.mm(query[b, head, start:end], keys[b, kv, :seen].t(), out=logits)
+                logits[:, seen - size :] += future[:size, :size]
+                raised = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+                total = raised.sum(dim=-1, keepdim=True)
+                torch.mm(raised, values[b, kv, :seen], out=output[b, head, start:end]).div_(total)
+                if sums is None or weights is None or seen <= far:
+                    continue
+                if far:  # of the nearest slots that count, not every query of the block is far enough away
+                    band = max(0, past + start - far)
+                    raised[:, band : seen - far].tril_(past + start - far - band)
+                row = (weights[start:end, None] / total).t()
+                sums[b, kv, : seen - far] += torch.mm(row, raised[:, : seen - far])[0]
+    return output, sums
+
+
+def attend_and_sum(
+    query: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, far: int = 0
+) -> tuple[Tensor, Tensor | None]:
+    """Output [batch, heads, C, head_dim], and the column sums where `weights` [C] are given, by the faster way."""
+    if query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[2] >= 16:
+        return attend_blocked(query, keys, values, weights, far)
+    output, probabilities = attend(query, keys, values)
+    return output, None if weights is None else column_sums(probabilities, weights, far)
 
 
 def attention_forward(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-BLOCK = 256  # rows of logits at a time
+BLOCK = 128  # rows of logits at a time
 
 
 def logits_function(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
@@ -42,7 +42,9 @@ def losses(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor]) 
     result = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(targets), BLOCK):
         rows = slice(start, start + BLOCK)
-        block = logits(hidden[rows])
-        target = block.gather(1, targets[rows, None])[:, 0].float()
-        result[rows] = torch.logsumexp(block.float(), dim=-1) - target
+        block = logits(hidden[rows]).float()
+        target = block.gather(1, targets[rows, None])[:, 0]
+        peak = block.amax(dim=-1, keepdim=True)
+        # In place: a second array of this size would cost more in page faults than the exponentials do.
+        result[rows] = block.sub_(peak).exp_().sum(dim=-1).log_().add_(peak[:, 0]).sub_(target)
     return result

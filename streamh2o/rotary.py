@@ -89,8 +89,12 @@ class Rotary:
             x1, x2, out1, out2 = x[..., 0:d:2], x[..., 1:d:2], out[..., 0:d:2], out[..., 1:d:2]
         if scale != 1.0:
             cos, sin = cos * scale, sin * scale
-        out1.copy_((x1 * cos).addcmul_(x2, sin, value=-1))
-        out2.copy_((x2 * cos).addcmul_(x1, sin))
+        if x.dtype == cos.dtype:
+            torch.mul(x1, cos, out=out1).addcmul_(x2, sin, value=-1)
+            torch.mul(x2, cos, out=out2).addcmul_(x1, sin)
+        else:
+            out1.copy_((x1 * cos).addcmul_(x2, sin, value=-1))
+            out2.copy_((x2 * cos).addcmul_(x1, sin))
         if d < x.shape[-1]:
             torch.mul(x[..., d:], scale, out=out[..., d:])
         return out
