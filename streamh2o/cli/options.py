@@ -1,0 +1,168 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_MODEL, _CACHE, _INPUT, _OUTPUT = "Model", "Cache", "Input", "Output"
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        rich_help_panel=_MODEL,
+        help="A name (see `streamh2o models`), a Hugging Face folder, a .gguf file or a hub id.",
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|float32|bfloat16|float16",
+        rich_help_panel=_MODEL,
+        help="Number format; auto is bfloat16 where the machine is fast in it, else float32.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(metavar="DEVICE", rich_help_panel=_MODEL, help="auto, cpu, cuda, cuda:N or mps; auto takes a GPU."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        rich_help_panel=_MODEL,
+        show_default="the cores at hand",
+        help="Processor threads. Digits can differ in the last places between counts.",
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", rich_help_panel=_MODEL, help="Run code that the model brings along."),
+]
+
+Policy = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=_CACHE,
+        help="What the cache keeps: streamh2o, h2o, streamingllm, local, full, recompute.",
+    ),
+]
+Cache = Annotated[
+    int,
+    typer.Option(
+        metavar="N", rich_help_panel=_CACHE, help="Slots kept per layer and KV head: sinks + hitters + recent."
+    ),
+]
+Sinks = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", rich_help_panel=_CACHE, show_default="the policy's, mostly 4", help="First tokens, never evicted."
+    ),
+]
+Recent = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", rich_help_panel=_CACHE, show_default="the policy's share", help="Newest tokens, never evicted."
+    ),
+]
+Hitters = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=_CACHE,
+        show_default="the policy's share",
+        help="Tokens in between with the highest score.",
+    ),
+]
+Far = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=_CACHE,
+        show_default="the policy's",
+        help="Count only attention from at least so many tokens away.",
+    ),
+]
+Decay = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        rich_help_panel=_CACHE,
+        show_default="the policy's",
+        help="What is left of a score after another 256 tokens; 1 never fades.",
+    ),
+]
+Positions = Annotated[
+    str | None,
+    typer.Option(
+        metavar="rolled|distance",
+        rich_help_panel=_CACHE,
+        show_default="the policy's",
+        help="Where hitters stand: packed in cache order, or at their true distance.",
+    ),
+]
+Chunk = Annotated[
+    int,
+    typer.Option(
+        metavar="N", rich_help_panel=_CACHE, help="Tokens of one forward pass; the cache evicts after each pass."
+    ),
+]
+
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, rich_help_panel=_INPUT, help="Read at most so many tokens of each input."),
+]
+Bos = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|yes|no",
+        rich_help_panel=_INPUT,
+        help="Put the tokenizer's BOS first; auto does what the tokenizer itself does.",
+    ),
+]
+Newline = Annotated[
+    str, typer.Option(metavar="keep|lf", rich_help_panel=_INPUT, help="Keep line ends, or make every one a line feed.")
+]
+Errors = Annotated[
+    str,
+    typer.Option(
+        metavar="strict|replace",
+        rich_help_panel=_INPUT,
+        help="Bytes that are not UTF-8: stop and say where, or read them as U+FFFD.",
+    ),
+]
+AllowSpecial = Annotated[
+    bool,
+    typer.Option(
+        "--allow-special",
+        rich_help_panel=_INPUT,
+        help="Let text such as <|im_end|> become the special token of that name.",
+    ),
+]
+
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE|-", rich_help_panel=_OUTPUT, help="The result, one JSON object a line per input."
+    ),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", rich_help_panel=_OUTPUT, help="A picture of it, .png, .svg or .pdf."),
+]
+Log = Annotated[Path | None, typer.Option(metavar="FILE.jsonl", rich_help_panel=_OUTPUT, help="A JSON line per chunk.")]
+NllOut = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.npy",
+        rich_help_panel=_OUTPUT,
+        help="Every loss, in nats: one float32 per scored token, inputs one after another.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", rich_help_panel=_OUTPUT, help="No progress and no notes on stderr.")]

@@ -1,0 +1,319 @@
+"""One input through the model: read, feed, sum, tell. What `streamh2o ppl` and `compare` run, without their options."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from streamh2o import __version__
+from streamh2o.errors import UserError
+from streamh2o.interrupt import Interrupt, Stopped
+from streamh2o.machine import peak_rss_bytes, rss_bytes
+from streamh2o.perplexity import RunningPerplexity
+from streamh2o.policies import Policy
+from streamh2o.replay import Replay
+from streamh2o.stream import Stream
+from streamh2o.text import Source, TokenReader
+
+if TYPE_CHECKING:
+    from streamh2o.models import Loaded
+
+SCHEMA = 1
+_RATE_SECONDS = 10.0  # how far back `tokens_per_second` of a log line looks
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a text is read and scored. chunk and max_tokens in tokens; window in losses; the rest: see `TokenReader`."""
+
+    chunk: int = 256
+    max_tokens: int | None = None
+    bos: str = "auto"
+    newline: str = "keep"
+    errors: str = "strict"
+    allow_special: bool = False
+    window: int = 1000
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a chunk.
+
+    token, byte: tokens (without a BOS) and bytes of the input so far. nll: sum of the chunk's losses in nats; n: how
+    many there are; losses: float32 [n]. ppl, ppl_window: running and windowed perplexity, None before the first loss.
+    tokens_per_second: over the last ten seconds; seconds: since reading began. fraction: of the input, None where its
+    size is unknown. slots: held now per layer and KV head, and by kind in `composition`.
+    """
+
+    name: str
+    token: int
+    byte: int
+    nll: float
+    n: int
+    losses: np.ndarray
+    ppl: float | None
+    ppl_window: float | None
+    window: int
+    tokens_per_second: float
+    seconds: float
+    fraction: float | None
+    rss_bytes: int
+    slots: int
+    budget: int
+    composition: dict[str, int]
+
+
+Observer = Callable[[Progress], None]
+
+
+class RunFailed(UserError):
+    """A run stopped on an error after some chunks; `result` holds what was finished, with `complete` false."""
+
+    def __init__(self, message: str, result: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def open_reader(
+    source: Source, tokenizer: Any, options: RunOptions, state: dict[str, Any] | None = None
+) -> TokenReader:
+    """The tokens of `source` as `options` want them read, from `state` on."""
+    return TokenReader(
+        source,
+        tokenizer,
+        errors=options.errors,
+        newline=options.newline,
+        bos=options.bos,
+        max_tokens=options.max_tokens,
+        allow_special=options.allow_special,
+        state=state,
+    )
+
+
+class PerplexityRun:
+    """The perplexity of `source` under `policy`, a chunk at a time.
+
+    Between two chunks `state` gives all that is needed to go on later; `saved` takes it. reader: the text already read,
+    in blocks of a chunk, which then need not be tokenised again. Raises UsageError where
+    policy, chunk and model do not fit together.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        source: Source,
+        policy: Policy,
+        options: RunOptions = RunOptions(),
+        saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+        reader: Replay | None = None,
+    ) -> None:
+        self.loaded, self.source, self.options = loaded, source, options
+        self.perplexity = RunningPerplexity(options.window)
+        self.stream = Stream(loaded.model, policy, chunk=options.chunk)
+        try:
+            tensors, counts = saved or ({}, {})
+            if saved:
+                self.stream.load_state(tensors, counts["stream"])
+                self.perplexity.load_state(counts["perplexity"])
+            self.reader = reader or open_reader(source, loaded.tokenizer, options, counts.get("reader"))
+        except BaseException:
+            self.stream.close()
+            raise
+        self.complete = False
+        self._seconds_before: float = counts.get("seconds", 0.0)
+        self._began = time.perf_counter()
+        self._ended: float | None = None
+        self._recent = deque([(self._began, self.reader.tokens)])  # (time, tokens) after each of the last chunks
+        self._mark()
+
+    def __enter__(self) -> PerplexityRun:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.reader.close()
+        self.stream.close()
+
+    @property
+    def seconds(self) -> float:
+        """Reading and computing, without loading the model; of the earlier parts too in a resumed run."""
+        return self._seconds_before + (self._ended or time.perf_counter()) - self._began
+
+    def chunks(self, interrupt: Interrupt | None = None) -> Iterator[Progress]:
+        """Run to the end, or until `interrupt` asks to stop; yields after every chunk."""
+        try:
+            while not (interrupt and interrupt.requested):
+                with interrupt.waiting() if interrupt else nullcontext():
+                    block = self.reader.read(self.options.chunk)
+                if block is None:
+                    self.complete = True
+                    self._mark()
+                    self._check_budget()
+                    return
+                fed = self.stream.feed(torch.from_numpy(block.ids)[None])
+                losses = fed.losses[0].float().cpu().numpy()
+                nll = self.perplexity.add(losses)
+                self._mark()
+                yield self._progress(losses, nll)
+        except Stopped:
+            return
+        finally:
+            self._ended = time.perf_counter()
+
+    def _mark(self) -> None:
+        """Remember how far the input has been scored: the reader itself may already be beyond."""
+        reader = self.reader
+        self._tokens, self._bytes, self._words = reader.tokens, reader.bytes_read, reader.words_read
+        self._sha256 = reader.sha256
+
+    def _progress(self, losses: np.ndarray, nll: float) -> Progress:
+        now = time.perf_counter()
+        self._recent.append((now, self._tokens))
+        while len(self._recent) > 2 and now - self._recent[1][0] >= _RATE_SECONDS:
+            self._recent.popleft()
+        then, tokens = self._recent[0]
+        return Progress(
+            name=self.source.name,
+            token=self._tokens,
+            byte=self._bytes,
+            nll=nll,
+            n=len(losses),
+            losses=losses,
+            ppl=self.perplexity.ppl,
+            ppl_window=self.perplexity.window_ppl,
+            window=self.perplexity.window,
+            tokens_per_second=(self._tokens - tokens) / max(now - then, 1e-9),
+            seconds=self.seconds,
+            fraction=self._fraction(),
+            rss_bytes=rss_bytes(),
+            slots=self.stream.slots,
+            budget=self.stream.policy.cache,
+            composition=self.stream.composition(),
+        )
+
+    def _fraction(self) -> float | None:
+        parts = []
+        if self.source.size:
+            parts.append(self._bytes / self.source.size)
+        if self.options.max_tokens:
+            parts.append(self._tokens / self.options.max_tokens)
+        return min(1.0, max(parts)) if parts else None
+
+    def _check_budget(self) -> None:
+        """A budget that was not kept, or an eviction that never came, would make the number a lie."""
+        stream, policy = self.stream, self.stream.policy
+        if policy.evicts and (
+            stream.max_slots > policy.cache or (stream.tokens > policy.cache and stream.evictions == 0)
+        ):
+            raise UserError(
+                f"{self.source.name}: {stream.tokens} tokens went through a cache of {policy.cache} slots with "
+                f"{stream.evictions} evictions and up to {stream.max_slots} slots held, so the budget was not kept; "
+                "please report this."
+            )
+
+    def result(self) -> dict[str, Any]:
+        """What `--json` prints, plain numbers and strings; `complete` tells whether the run came to its end.
+
+        `bytes`, `words` and `sha256` are those of the text that was scored: the whole input where `whole` is true.
+        """
+        stream, policy, sums = self.stream, self.stream.policy, self.perplexity
+        seconds = self.seconds
+        knobs = {f.name: getattr(policy, f.name) for f in fields(policy)}
+        return {
+            "schema": SCHEMA,
+            "input": {
+                "name": self.source.name,
+                "bytes": self._bytes,
+                "sha256": self._sha256,
+                "words": self._words,
+                "whole": self.complete and self.reader.complete,
+            },
+            "model": self.loaded.info(),
+            "policy": policy.name,
+            **knobs,
+            "chunk": self.options.chunk,
+            "dtype": str(self.loaded.dtype).removeprefix("torch."),
+            "device": str(self.loaded.device),
+            "threads": torch.get_num_threads(),
+            "tokens": self._tokens,
+            "scored": sums.scored,
+            "bos": self.reader.bos_added,
+            "exact_ids": self.reader.exact,
+            "nll_sum": sums.nll_sum,
+            "nll_mean": sums.nll_mean,
+            "ppl": sums.ppl,
+            "bits_per_byte": sums.bits_per_byte(self._bytes),
+            "ppl_word": sums.ppl_word(self._words),
+            "seconds": seconds,
+            "tokens_per_second": self._tokens / seconds if seconds > 0 else None,
+            "peak_rss_bytes": peak_rss_bytes(),
+            "kv_bytes": stream.kv_bytes,
+            "max_slots": stream.max_slots,
+            "evictions": stream.evictions,
+            "complete": self.complete,
+            "versions": versions(),
+        }
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors, and counts that survive JSON, to go on from after the last chunk. Call it between two chunks."""
+        tensors, stream = self.stream.state()
+        reader = self.reader
+        assert isinstance(reader, TokenReader), "a replayed text starts anew"
+        return tensors, {
+            "stream": stream,
+            "perplexity": self.perplexity.state(),
+            "reader": reader.state(),
+            "seconds": self.seconds,
+        }
+
+
+def run_perplexity(
+    loaded: Loaded,
+    source: Source,
+    policy: Policy,
+    options: RunOptions = RunOptions(),
+    observers: Iterable[Observer] = (),
+    interrupt: Interrupt | None = None,
+    started: Callable[[PerplexityRun], None] | None = None,
+) -> dict[str, Any]:
+    """The perplexity of `source` under `policy`, as the dict of `PerplexityRun.result`.
+
+    started: called once, before the first chunk. observers: called after every chunk. interrupt: asked before every
+    chunk whether to stop; the result then has `complete` false. Raises UserError where nothing could be scored,
+    RunFailed (with what was finished) after that.
+    """
+    observers = list(observers)
+    with PerplexityRun(loaded, source, policy, options) as run:
+        if started is not None:
+            started(run)
+        try:
+            for progress in run.chunks(interrupt):
+                for observer in observers:
+                    observer(progress)
+        except UserError as error:
+            if run.perplexity.scored == 0:
+                raise
+            run.complete = False
+            raise RunFailed(str(error), run.result()) from error
+        return run.result()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    import tokenizers
+    import transformers
+
+    return {
+        "streamh2o": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
