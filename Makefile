@@ -1,0 +1,57 @@
+# Everything runs in .venv, which `make setup` makes; the other targets call it.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+TEXT := data/shakespeare.txt
+DEMO := $(TEXT) --max-tokens 20000 --cache 512
+
+.PHONY: help setup data demo test acceptance lint bench clean
+
+help:
+	@echo "make setup       .venv with everything, and the model"
+	@echo "make demo        20,000 tokens of Shakespeare with two policies: a table and a picture in demo/"
+	@echo "make test        the tests that take minutes; make acceptance: those that run the real model for long"
+	@echo "make lint        ruff and mypy"
+	@echo "make data        a long real text: $(TEXT)"
+	@echo "make bench       speed against the machine's limit"
+	@echo "make clean       removes .venv, demo/ and the caches of the tools"
+
+setup: $(READY)
+
+# torch comes first and pinned: a range would let pip take a newer build, of gigabytes, made for GPUs.
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+		{ echo "Python's venv module is needed (on Debian: apt-get install python3-venv)." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/streamh2o models get smollm2-135m
+	@touch $@
+
+data: $(TEXT)
+
+$(TEXT): data/make_shakespeare.py | $(READY)
+	$(BIN)/python data/make_shakespeare.py $@
+
+demo: setup data
+	@mkdir -p demo
+	$(BIN)/streamh2o ppl $(DEMO) --json demo/streamh2o.json --log demo/streamh2o.jsonl
+	$(BIN)/streamh2o ppl $(DEMO) --policy streamingllm --json demo/streamingllm.json --log demo/streamingllm.jsonl
+	$(BIN)/streamh2o plot demo/streamh2o.jsonl demo/streamingllm.jsonl --plot demo/perplexity.png
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+acceptance: setup
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/streamh2o bench $(ARGS)
+
+clean:
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(TEXT)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
