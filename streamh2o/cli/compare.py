@@ -1,0 +1,192 @@
+"""`streamh2o compare`: several policies and budgets on the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamh2o.cli import options as opt
+from streamh2o.cli.manual import ManualCommand, make_app
+
+if TYPE_CHECKING:
+    from streamh2o.compare import Cell
+    from streamh2o.replay import ReadText
+
+app = make_app()
+_INTERRUPTED = 130
+
+
+@app.command(cls=ManualCommand)
+def compare(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT",
+            show_default=False,
+            help="Files (.gz and .xz too), globs, - for stdin, or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
+        ),
+    ],
+    model: opt.Model = "smollm2-135m",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,C",
+            rich_help_panel="Cache",
+            help="Policies, with knobs after colons: streamh2o,h2o:recent=64:decay=0.9,streamingllm.",
+        ),
+    ] = "streamh2o,h2o,streamingllm",
+    cache: Annotated[
+        str,
+        typer.Option(metavar="N,N,N", rich_help_panel="Cache", help="Budgets: slots kept per layer and KV head."),
+    ] = "256,512,1024",
+    sinks: opt.Sinks = None,
+    chunk: opt.Chunk = 256,
+    against_full: Annotated[
+        bool,
+        typer.Option(
+            "--against-full",
+            rich_help_panel="Cache",
+            help="Also the model with all of the text before it, where the text fits.",
+        ),
+    ] = False,
+    max_tokens: opt.MaxTokens = None,
+    bos: opt.Bos = "auto",
+    newline: opt.Newline = "keep",
+    errors: opt.Errors = "strict",
+    allow_special: opt.AllowSpecial = False,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", rich_help_panel="Output", help="Where tables, pictures and finished cells go."),
+    ] = Path("results/compare"),
+    json: opt.Json = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Run several policies and cache sizes on the same tokens: a table, and two pictures.
+
+    The table gives perplexity, its difference to StreamingLLM at the same cache size, speed, and the memory of keys and
+    values; below it the geometric mean of several inputs. DIR then holds running.png (perplexity over tokens),
+    budget.png (perplexity over cache size), compare.json, compare.parquet, and a file per cell.
+
+    A cell that is done is not run again: start the same command again after Ctrl-C, or add policies, sizes or inputs.
+
+    \b
+    Examples:
+      streamh2o compare book.txt
+      streamh2o compare 'books/*.txt' --cache 256,512 --max-tokens 30000 --out results/books
+      streamh2o compare book.txt --policy streamh2o,h2o:recent=64,streamingllm,local
+      streamh2o compare book.txt --max-tokens 8000 --against-full
+    """
+    from streamh2o.compare import make_columns
+    from streamh2o.errors import UsageError
+    from streamh2o.outputs import check_outputs
+    from streamh2o.sources import open_inputs
+
+    sources = open_inputs(inputs)
+    check_outputs({"--json": json}, [*(source.name for source in sources), model])
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: this is a file; name a folder.")
+    specs = _items(policy, "--policy")
+    columns = make_columns([spec for spec in specs if spec != "full"], _budgets(cache), sinks)
+
+    import torch
+
+    from streamh2o.compare import check_columns, plan
+    from streamh2o.compare import compare as run_cells
+    from streamh2o.interrupt import Interrupt
+    from streamh2o.machine import physical_cores
+    from streamh2o.models import load_model
+    from streamh2o.replay import ReadText
+    from streamh2o.report.live import make_display
+    from streamh2o.run import RunOptions, open_reader
+
+    options = RunOptions(
+        chunk=chunk, max_tokens=max_tokens, bos=bos, newline=newline, errors=errors, allow_special=allow_special
+    )
+    torch.set_num_threads(threads or physical_cores())
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    check_columns(loaded, columns, chunk)
+    against_full = against_full or "full" in specs
+    with make_display(quiet) as display, Interrupt() as interrupt:
+        with interrupt.waiting():
+            texts = []
+            for source in sources:
+                with open_reader(source, loaded.tokenizer, options) as reader:
+                    texts.append(ReadText.of(reader, chunk))
+        for text in texts:
+            if against_full and text.length > loaded.trained_positions:
+                display.note(_too_long(text, loaded.trained_positions))
+        wanted = plan(loaded, texts, columns, against_full)
+        finished: list[Cell] = []
+        try:
+            for cell in run_cells(
+                loaded, wanted, out, options, interrupt=interrupt, observer=display, begin=display.begin
+            ):
+                finished.append(cell)
+                if interrupt.requested:
+                    break
+        finally:
+            display.end()
+            complete = len(finished) == len(wanted)
+            if finished:
+                _report(finished, complete, out, json)
+    raise typer.Exit(0 if complete else _INTERRUPTED)
+
+
+def _items(text: str, option: str) -> list[str]:
+    from streamh2o.errors import UsageError
+
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise UsageError(f"{option} {text!r}: names nothing; give one or more, with commas between.")
+    return items
+
+
+def _budgets(text: str) -> list[int]:
+    from streamh2o.errors import UsageError
+
+    items = _items(text, "--cache")
+    for item in items:
+        if not item.isdigit():
+            raise UsageError(f"--cache {text}: {item!r} is not a number of slots; write 256,512,1024.")
+    return sorted({int(item) for item in items})
+
+
+def _too_long(text: ReadText, trained: int) -> str:
+    return (
+        f"{text.source.name}: its {text.length:,} tokens are more than the {trained:,} the model was trained on, so "
+        "there is no full-context loss; lower --max-tokens for one."
+    )
+
+
+def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> None:
+    """Tables to stdout, files to `out`."""
+    import sys
+
+    from streamh2o.outputs import json_lines, write_whole
+    from streamh2o.report.comparison import document, plain, rich_tables, rows, write_json, write_parquet
+    from streamh2o.report.comparison_plots import plot_budget, plot_running
+    from streamh2o.report.visible import visible
+
+    write_json(cells, complete, out / "compare.json")
+    write_parquet(cells, out / "compare.parquet")
+    plot_running(cells, out / "running.png")
+    plot_budget(cells, out / "budget.png")
+    lines: Any = json_lines([document(cells, complete)])
+    if str(json) == "-":
+        print(lines, end="", flush=True)
+        return
+    if json is not None:
+        write_whole(json, lines.encode())
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(rich_tables(rows(cells)))
+    else:
+        print(plain(rows(cells)))
+    print(f"\nPictures, JSON and Parquet: {visible(str(out))}", flush=True)
