@@ -52,9 +52,9 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def fast_bfloat16(device: torch.device) -> bool:
     """Whether `device` multiplies bfloat16 faster than float32.
 
-    A GPU from Ampere on does. A CPU must have the instructions (AVX512-BF16 or AMX; elsewhere PyTorch emulates bfloat16,
-    several times slower) and show it in a short trial: AVX512-BF16 alone doubles the speed of some processors and
-    halves that of others.
+    A GPU from Ampere on does. A CPU must have the instructions (AVX512-BF16 or AMX; elsewhere PyTorch emulates the
+    format) and show it in a short trial: AVX512-BF16 alone doubles the speed of some processors and halves that of
+    others.
     """
     if device.type == "cuda":
         if torch.version.hip:
