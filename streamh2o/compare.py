@@ -64,9 +64,9 @@ def make_columns(specs: Sequence[str], caches: Sequence[int], sinks: int | None 
     return list(columns.values())
 
 
-def full_column() -> Column:
-    """The model with the whole text before it."""
-    return Column("full", None, make_policy("full"))
+def full_column(trained: int) -> Column:
+    """The model, trained on so many positions, with the whole text before each token."""
+    return Column("full", None, make_policy("full", cache=trained))
 
 
 def _parse(spec: str) -> tuple[str, dict[str, Any]]:
@@ -155,7 +155,7 @@ def plan(loaded: Loaded, texts: Sequence[ReadText], columns: Sequence[Column], a
     for text in texts:
         wanted += [(text, column) for column in columns]
         if against_full and text.length <= loaded.trained_positions:
-            wanted.append((text, full_column()))
+            wanted.append((text, full_column(loaded.trained_positions)))
     return wanted
 
 
