@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from streamh2o.errors import UsageError
+
 _MODEL, _CACHE, _INPUT, _OUTPUT = "Model", "Cache", "Input", "Output"
+
+
+def _one_of(option: str, *values: str) -> Callable[[str | None], str | None]:
+    """A callback that lets only `values`, and None, through."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in values:
+            raise UsageError(f"{option} {value}: must be {', '.join(values[:-1])} or {values[-1]}.")
+        return value
+
+    return check
+
 
 Model = Annotated[
     str,
@@ -50,7 +65,8 @@ Policy = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=_CACHE,
-        help="What the cache keeps: streamh2o, h2o, streamingllm, local, full, recompute.",
+        help="What the cache keeps: streamh2o, h2o, streamingllm, local, full, recompute; of the papers' other "
+        "baselines h2-only, sparse-strided, sparse-fixed and topk (these three with +h2 too), spatten.",
     ),
 ]
 Cache = Annotated[
@@ -102,6 +118,7 @@ Positions = Annotated[
     str | None,
     typer.Option(
         metavar="rolled|distance",
+        callback=_one_of("--positions", "rolled", "distance"),
         rich_help_panel=_CACHE,
         show_default="the policy's",
         help="Where hitters stand: packed in cache order, or at their true distance.",
@@ -122,17 +139,25 @@ Bos = Annotated[
     str,
     typer.Option(
         metavar="auto|yes|no",
+        callback=_one_of("--bos", "auto", "yes", "no"),
         rich_help_panel=_INPUT,
         help="Put the tokenizer's BOS first; auto does what the tokenizer itself does.",
     ),
 ]
 Newline = Annotated[
-    str, typer.Option(metavar="keep|lf", rich_help_panel=_INPUT, help="Keep line ends, or make every one a line feed.")
+    str,
+    typer.Option(
+        metavar="keep|lf",
+        callback=_one_of("--newline", "keep", "lf"),
+        rich_help_panel=_INPUT,
+        help="Keep line ends, or make every one a line feed.",
+    ),
 ]
 Errors = Annotated[
     str,
     typer.Option(
         metavar="strict|replace",
+        callback=_one_of("--errors", "strict", "replace"),
         rich_help_panel=_INPUT,
         help="Bytes that are not UTF-8: stop and say where, or read them as U+FFFD.",
     ),

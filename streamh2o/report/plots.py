@@ -112,7 +112,7 @@ def plot_curves(curves: Sequence[Curve], path: Path, title: str | None = None, w
                 colour = COLOURS[number % len(COLOURS)]
                 dashes = DASHES[number // len(COLOURS) % len(DASHES)]
                 axes.plot(curve.tokens, curve.window, color=colour, linewidth=0.8, alpha=0.45)
-                label = f"{_short(curve.label)}: {curve.ppl[-1]:.2f}"
+                label = _plain(f"{_short(curve.label)}: {curve.ppl[-1]:.2f}")
                 (bold,) = axes.plot(curve.tokens, curve.ppl, color=colour, linewidth=2.2, linestyle=dashes, label=label)
                 if len(curve.tokens) == 1:
                     bold.set_marker("o")
@@ -127,25 +127,26 @@ def plot_curves(curves: Sequence[Curve], path: Path, title: str | None = None, w
 def _finish(axes: Axes, curves: Sequence[Curve], title: str | None, window: int | None) -> None:
     if title is None:
         title = f"Perplexity of {_short(curves[0].label)}" if len(curves) == 1 else "Running perplexity"
-    last = f"last {window:,} tokens" if window else "last tokens"
-    axes.set_title(_plain(title), loc="left", fontweight="bold")
+    axes.set_title(_plain(title), loc="left", fontweight="bold", pad=24)
+    newest = f"the newest {window:,}" if window else "the newest"
+    axes.text(0, 1.02, f"bold: all tokens so far; thin: {newest}", transform=axes.transAxes, color="#444444")
     axes.set_xlabel("tokens read")
     axes.set_ylabel("perplexity per token")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.plot([], [], color="#555555", linewidth=0.8, alpha=0.7, label=f"thin: {last}")
-    axes.legend(title="all tokens so far, at the end", frameon=False, alignment="left")
+    axes.legend(title="at the end", frameon=False, alignment="left")
     axes.set_xlim(left=0)
     axes.set_ylim(*_limits(curves))
 
 
 def _limits(curves: Iterable[Curve]) -> tuple[float, float]:
-    """Where the lines live; a few wild first tokens would flatten the rest."""
-    running = sorted(v for curve in curves for v in curve.ppl[len(curve.ppl) // 20 :])
-    windowed = sorted(v for curve in curves for v in curve.window[len(curve.window) // 20 :])
-    low = min(running[0], windowed[len(windowed) // 50])
-    high = max(running[-1], windowed[-1 - len(windowed) // 50])
+    """Where the lines live; a few wild first tokens, always too high, would flatten the rest."""
+    running = [value for curve in curves for value in curve.ppl]
+    settled = [value for curve in curves for value in curve.ppl[len(curve.ppl) // 20 :]]
+    windowed = sorted(value for curve in curves for value in curve.window[len(curve.window) // 20 :])
+    low = min(*running, windowed[len(windowed) // 50])
+    high = max(*settled, windowed[-1 - len(windowed) // 50])
     margin = max((high - low) * 0.06, high * 0.005)
     if not math.isfinite(high - low):
         return 0.0, 1.0
@@ -153,10 +154,11 @@ def _limits(curves: Iterable[Curve]) -> tuple[float, float]:
 
 
 def _short(label: str, most: int = 48) -> str:
-    name = _plain(label.rsplit("/", 1)[-1] or label)
+    name = label.rsplit("/", 1)[-1] or label
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _plain(text: str) -> str:
-    """`text` as it is: control characters shown, and no `$` taken for a formula."""
-    return visible(text).replace("$", r"\$")
+    """`text` as it is: control characters shown, no `$` taken for a formula, no leading `_` for a hidden name."""
+    shown = visible(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
