@@ -76,6 +76,7 @@ def make_policy(
         hitters = cache - sinks - recent
     if default_hitters == 0 and hitters > 0:
         raise UsageError(f"The policy {name} keeps no hitters; leave --hitters and --recent out.")
+    given.setdefault("far", cls.default_far(max(recent, 0)))
     return cls(cache=cache, sinks=sinks, recent=recent, hitters=hitters, **given)
 
 

@@ -62,6 +62,11 @@ class Policy:
         recent = (cache - sinks + 1) // 2
         return recent, cache - sinks - recent
 
+    @classmethod
+    def default_far(cls, recent: int) -> int:
+        """Default `far` beside a window of `recent` tokens."""
+        return 0
+
     def __post_init__(self) -> None:
         if min(self.sinks, self.recent, self.hitters) < 0:
             raise UsageError(
