@@ -24,6 +24,7 @@ COMMANDS = {
     "ppl": "Running perplexity of files, globs, - (stdin) or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
     "compare": "Several policies and cache sizes on the same tokens: a table and two pictures.",
     "plot": "Pictures from the logs that --log wrote.",
+    "bench": "Speed against the machine's limit, as ratios within one run.",
     "models": "Which models are at hand, and `models get NAME`.",
 }
 _INTERRUPTED = 130

@@ -1,0 +1,191 @@
+"""Speed as ratios within one process: the stream against the matrix products that no stream can do without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from streamh2o.attention import attend_and_sum, rotated
+from streamh2o.head import losses
+from streamh2o.policies import make_policy
+from streamh2o.stream import Stream
+
+LIMIT = "linear layers alone"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one contestant did: `tokens` a call and the `seconds` of each counted call."""
+
+    name: str
+    tokens: int
+    seconds: tuple[float, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / median(self.seconds)
+
+
+def race(contestants: dict[str, tuple[int, Callable[[], object]]], rounds: int, warmup: int = 1) -> list[Timing]:
+    """Call each contestant `(tokens a call, call)` once a round, in turn, so that a drift of the machine hits all."""
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(warmup + rounds):
+        for name, (_, call) in contestants.items():
+            start = time.perf_counter()
+            call()
+            if turn >= warmup:
+                taken[name].append(time.perf_counter() - start)
+    return [Timing(name, contestants[name][0], tuple(seconds)) for name, seconds in taken.items()]
+
+
+def ratio(timing: Timing, other: Timing) -> float:
+    """Median over the rounds of how many times faster per token `timing` was than `other` in the same round."""
+    pairs = zip(timing.seconds, other.seconds, strict=True)
+    return median(theirs / other.tokens * timing.tokens / ours for ours, theirs in pairs)
+
+
+def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
+    """One call multiplies every linear layer of the model, the output embedding too, with `chunk` random rows."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    rows = {n: torch.randn(chunk, n, dtype=model.dtype, device=model.device) for n in {m.in_features for m in layers}}
+
+    @torch.inference_mode()
+    def call() -> None:
+        for layer in layers:
+            layer(rows[layer.in_features])
+        _synchronize(model)
+
+    return call
+
+
+def _synchronize(model: PreTrainedModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+class WarmStream:
+    """A stream whose cache is full, so that each call of `feed` is one chunk of the steady state."""
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, policy: str, cache: int, chunk: int) -> None:
+        self.stream = Stream(model, make_policy(policy, cache), chunk=chunk)
+        self.ids, self.chunk, self.at = ids, chunk, 0
+        while self.stream.tokens <= cache:
+            self.feed()
+
+    def feed(self) -> None:
+        if self.at + self.chunk > self.ids.shape[1]:
+            self.at = 0
+        self.stream.feed(self.ids[:, self.at : self.at + self.chunk])
+        self.at += self.chunk
+        _synchronize(self.stream.model)
+
+
+def stages(warm: WarmStream) -> dict[str, Callable[[], object]]:
+    """The parts of one chunk's pass that are not linear layers, each for all layers of the model, by name."""
+    stream, chunk = warm.stream, warm.chunk
+    model, cache, policy = stream.model, stream.cache, stream.policy
+    config = model.config.get_text_config()
+    layer = cache.slots[0]
+    count = cache.layers_count
+    shape = (1, config.num_attention_heads, chunk, layer.keys.shape[-1])
+    query = torch.randn(shape, dtype=model.dtype, device=model.device)
+    layer.used += chunk  # as in the middle of a pass
+    queries, keys = rotated(cache, layer, query, query.shape[-1] ** -0.5)
+    values = layer.values[:, :, : layer.used].clone()
+    layer.used -= chunk
+    weights = policy.query_weights(chunk, query.device)
+    hidden = torch.randn(chunk, config.hidden_size, dtype=model.dtype, device=model.device)
+    targets = torch.zeros(chunk, dtype=torch.int64, device=model.device)
+
+    def rotate() -> None:
+        layer.used += chunk
+        for _ in range(count):
+            rotated(cache, layer, query, 1.0)
+        layer.used -= chunk
+
+    def attend(summed: Tensor | None) -> Callable[[], None]:
+        def call() -> None:
+            for _ in range(count):
+                attend_and_sum(queries, keys, values, summed, policy.far)
+
+        return call
+
+    def choose() -> None:
+        for _ in range(count):
+            layer.scores[:, :, : policy.cache].topk(max(policy.hitters, 1)).indices.sort()
+            layer.keys[:, :, : policy.cache].clone()
+
+    return {
+        "rotation": rotate,
+        "attention": attend(None),
+        "attention with column sums": attend(weights),
+        "choosing and compacting": choose,
+        "logits and losses": lambda: losses(hidden, targets, stream.logits),
+    }
+
+
+@torch.inference_mode()
+def bench(
+    model: PreTrainedModel,
+    ids: Tensor,
+    caches: Sequence[int] = (512, 1024, 2048),
+    policies: Sequence[str] = ("streamh2o", "h2o", "streamingllm"),
+    chunk: int = 256,
+    rounds: int = 5,
+) -> dict[str, Any]:
+    """Time streams, stages and baselines on `ids` [1, n]; n should exceed the largest cache by a few chunks.
+
+    Returns plain numbers: `runs` (name, tokens_per_second, of_limit: how close to the linear layers alone) and
+    `stages` (name, share: of the time the linear layers take).
+    """
+    warm: dict[str, WarmStream] = {}
+    contestants: dict[str, tuple[int, Callable[[], object]]] = {LIMIT: (chunk, linear_layers(model, chunk))}
+    piece = ids[:, :chunk]
+
+    def dense() -> None:
+        model(piece, use_cache=False)
+        _synchronize(model)
+
+    # The dense pass needs the model's own attention, so it must be timed before any stream is attached.
+    baselines = race({LIMIT: contestants[LIMIT], "dense pass over one chunk": (chunk, dense)}, rounds)
+    try:
+        for cache in caches:
+            for policy in policies:
+                name = f"{policy}, cache {cache}"
+                warm[name] = WarmStream(model, ids, policy, cache, chunk)
+                contestants[name] = (chunk, warm[name].feed)
+        small = min(caches)
+        warm["recompute"] = WarmStream(model, ids, "recompute", small, chunk)
+        contestants[f"window of {small} recomputed"] = (chunk, warm["recompute"].feed)
+        warm["loop"] = loop = WarmStream(model, ids, "streamingllm", small, 1)
+
+        def sixteen() -> None:
+            for _ in range(16):
+                loop.feed()
+
+        contestants[f"token by token, streamingllm, cache {small}"] = (16, sixteen)
+        timings = race(contestants, rounds)
+        first = warm[f"{policies[0]}, cache {small}"]
+        parts = {name: (chunk, call) for name, call in stages(first).items()}
+        staged = race({LIMIT: contestants[LIMIT], **parts}, rounds)
+    finally:
+        for each in warm.values():
+            each.stream.close()
+    runs = [_row(timing, timings[0]) for timing in timings] + [_row(baselines[1], baselines[0])]
+    shares = [{"name": t.name, "share": 1 / ratio(t, staged[0])} for t in staged[1:]]
+    return {"chunk": chunk, "rounds": rounds, "runs": runs, "stages": shares, "stages_of": f"{policies[0]}, {small}"}
+
+
+def _row(timing: Timing, limit: Timing) -> dict[str, Any]:
+    return {
+        "name": timing.name,
+        "tokens_per_second": timing.tokens_per_second,
+        "of_limit": ratio(timing, limit),
+    }
