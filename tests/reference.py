@@ -26,6 +26,14 @@ def slot_position(policy, order: int, index: int, seen: int, base: int) -> int:
     return max(0, base - (seen - index))
 
 
+def rank(policy, slot: dict, seen: int) -> float:
+    """What a slot is kept for: `h2o` sums attention, `streamh2o` averages it over the queries that could give it."""
+    if policy.name != "streamh2o":
+        return slot["score"]
+    queries = max(16, seen - slot["index"] - policy.far)
+    return slot["score"] / sum(policy.decay ** (age / 256) for age in range(queries))
+
+
 def reference_losses(model, ids, policy, chunk) -> torch.Tensor:
     """Losses of ids [count] for a Llama model, by the definitions of the design: score, evict, position."""
     config = model.config
@@ -67,8 +75,9 @@ def reference_losses(model, ids, policy, chunk) -> torch.Tensor:
                             if seen + i - slots[s]["index"] >= policy.far:
                                 slots[s]["score"] += float(weights[s]) * faded
                 if len(slots) > policy.cache:
+                    end = seen + len(part)
                     first, last = policy.sinks, len(slots) - policy.recent
-                    middle = sorted(range(first, last), key=lambda s: slots[s]["score"], reverse=True)
+                    middle = sorted(range(first, last), key=lambda s: rank(policy, slots[s], end), reverse=True)
                     kept = set(range(first)) | set(middle[: policy.hitters]) | set(range(last, len(slots)))
                     slots[:] = [slots[s] for s in sorted(kept)]
             states = states + attention.o_proj(mixed.flatten(1))
