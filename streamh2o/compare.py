@@ -105,6 +105,7 @@ def key_of(loaded: Loaded, text: ReadText, column: Column, options: RunOptions) 
         "policy": column.policy.name,
         "knobs": asdict(column.policy),
         "chunk": options.chunk,
+        "per_head": options.per_head,
         "dtype": str(loaded.dtype),
         "device": loaded.device.type,
     }

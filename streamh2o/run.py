@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from streamh2o import __version__
-from streamh2o.errors import UserError
+from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
@@ -32,7 +32,11 @@ _RATE_SECONDS = 10.0  # how far back `tokens_per_second` of a log line looks
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a text is read and scored. chunk and max_tokens in tokens; window in losses; the rest: see `TokenReader`."""
+    """How a text is read and scored.
+
+    chunk and max_tokens in tokens; window in losses. per_head: `kv` keeps slots for each KV head, `query` for each
+    query head, as the H2O authors' code does, for so many times the memory. The rest: see `TokenReader`.
+    """
 
     chunk: int = 256
     max_tokens: int | None = None
@@ -41,6 +45,11 @@ class RunOptions:
     errors: str = "strict"
     allow_special: bool = False
     window: int = 1000
+    per_head: str = "kv"
+
+    def __post_init__(self) -> None:
+        if self.per_head not in ("kv", "query"):
+            raise UsageError(f"--per-head is {self.per_head!r}; it must be kv or query.")
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ class PerplexityRun:
     ) -> None:
         self.loaded, self.source, self.options = loaded, source, options
         self.perplexity = RunningPerplexity(options.window)
-        self.stream = Stream(loaded.model, policy, chunk=options.chunk)
+        self.stream = Stream(loaded.model, policy, chunk=options.chunk, per_query_head=options.per_head == "query")
         try:
             tensors, counts = saved or ({}, {})
             if saved:
@@ -239,6 +248,7 @@ class PerplexityRun:
             "policy": policy.name,
             **knobs,
             "chunk": self.options.chunk,
+            "per_head": self.options.per_head,
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": str(self.loaded.device),
             "threads": torch.get_num_threads(),

@@ -143,10 +143,11 @@ def test_everything_a_loss_depends_on_is_in_the_key(loaded, texts):
         key_of(loaded, texts[0], make_columns(["h2o:recent=20"], [32])[0], OPTIONS),
         key_of(loaded, texts[0], make_columns(["h2-only"], [32])[0], OPTIONS),
         key_of(loaded, texts[0], column, replace(OPTIONS, chunk=8)),
+        key_of(loaded, texts[0], column, replace(OPTIONS, per_head="query")),
         key_of(replace(loaded, fingerprint="another"), texts[0], column, OPTIONS),
         key_of(replace(loaded, dtype=torch.bfloat16), texts[0], column, OPTIONS),
     }
-    assert len(keys) == 8
+    assert len(keys) == 9
     assert key_of(loaded, texts[0], make_columns(["h2o:recent=14"], [32])[0], OPTIONS) in keys, "the default, spelt out"
 
 
@@ -175,6 +176,14 @@ def test_against_full_is_the_plain_model_on_the_whole_text(loaded, cells):
     for cell in full:
         ids = torch.from_numpy(np.concatenate([part.block.ids for part in cell.text.reads]))[None]
         assert np.allclose(cell.losses, dense_losses(loaded.model, ids)[0].numpy(), atol=1e-4)
+
+
+def test_slots_for_each_query_head_take_a_group_times_the_memory(loaded, texts, tmp_path):
+    wanted = plan(loaded, texts[:1], make_columns(["h2o"], [16]))
+    (grouped,) = compare(loaded, wanted, tmp_path, OPTIONS)
+    (apart,) = compare(loaded, wanted, tmp_path, replace(OPTIONS, per_head="query"))
+    assert apart.result["kv_bytes"] == 4 * grouped.result["kv_bytes"]
+    assert apart.result["nll_sum"] != grouped.result["nll_sum"]
 
 
 def test_a_text_longer_than_the_model_has_no_full_cell(loaded):

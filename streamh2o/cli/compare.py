@@ -46,6 +46,7 @@ def compare(
         typer.Option(metavar="N,N,N", rich_help_panel="Cache", help="Budgets: slots kept per layer and KV head."),
     ] = "256,512,1024",
     sinks: opt.Sinks = None,
+    per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
     against_full: Annotated[
         bool,
@@ -106,7 +107,13 @@ def compare(
     from streamh2o.run import RunOptions, open_reader
 
     options = RunOptions(
-        chunk=chunk, max_tokens=max_tokens, bos=bos, newline=newline, errors=errors, allow_special=allow_special
+        chunk=chunk,
+        max_tokens=max_tokens,
+        bos=bos,
+        newline=newline,
+        errors=errors,
+        allow_special=allow_special,
+        per_head=per_head,
     )
     torch.set_num_threads(threads or physical_cores())
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)

@@ -124,6 +124,15 @@ Positions = Annotated[
         help="Where hitters stand: packed in cache order, or at their true distance.",
     ),
 ]
+PerHead = Annotated[
+    str,
+    typer.Option(
+        "--per-head",
+        metavar="kv|query",
+        rich_help_panel=_CACHE,
+        help="Let each KV head choose its slots, or each query head, which takes as many times the memory.",
+    ),
+]
 Chunk = Annotated[
     int,
     typer.Option(

@@ -45,6 +45,7 @@ def ppl(
     far: opt.Far = None,
     decay: opt.Decay = None,
     positions: opt.Positions = None,
+    per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
     max_tokens: opt.MaxTokens = None,
     bos: opt.Bos = "auto",
@@ -96,7 +97,13 @@ def ppl(
         sources,
         make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs),
         RunOptions(
-            chunk=chunk, max_tokens=max_tokens, bos=bos, newline=newline, errors=errors, allow_special=allow_special
+            chunk=chunk,
+            max_tokens=max_tokens,
+            bos=bos,
+            newline=newline,
+            errors=errors,
+            allow_special=allow_special,
+            per_head=per_head,
         ),
         outputs,
         make_display(quiet),

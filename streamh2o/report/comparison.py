@@ -56,7 +56,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 _COPIED = (
     *("tokens", "scored", "nll_sum", "nll_mean", "ppl", "bits_per_byte", "ppl_word", "seconds", "tokens_per_second"),
-    *("kv_bytes", "max_slots", "evictions", "chunk", "dtype", "device", "threads"),
+    *("kv_bytes", "max_slots", "evictions", "chunk", "per_head", "dtype", "device", "threads"),
 )
 
 
