@@ -225,7 +225,7 @@ def test_the_table_has_a_block_an_input_and_one_of_means_the_best_first(cells):
         "geometric mean of 2 inputs",
     ]
     lines = [line.split() for line in blocks[0].splitlines()[3:]]
-    assert [line[0] for line in lines] == ["16"] * 3 + ["32"] * 3 + ["all"]
+    assert [line[1] for line in lines] == ["16"] * 3 + ["32"] * 3 + ["all"]
     ppls = [float(line[2].replace(",", "")) for line in lines[:3]]
     assert ppls == sorted(ppls)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MEAN = "geometric mean"
 REFERENCE = "streamingllm"  # what the others are measured against, at the same budget
-_HEADERS = ("cache", "policy", "perplexity", "to StreamingLLM", "tokens/s", "keys+values")
+_HEADERS = ("policy", "cache", "perplexity", "to StreamingLLM", "tokens/s", "keys+values")
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -110,8 +110,8 @@ def _order(row: dict[str, Any]) -> tuple[float, float]:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        "all" if row["cache"] is None else count(row["cache"]),
         row["policy"],
+        "all" if row["cache"] is None else count(row["cache"]),
         decimal(row["ppl"]),
         "-" if row["change"] is None else f"{row['change']:+.2f} %",
         decimal(row["tokens_per_second"], 0),
@@ -137,7 +137,7 @@ def rich_tables(flat: Sequence[dict[str, Any]]) -> RenderableType:
     for name, group in blocks(flat):
         grid = Table(title=Text(visible(name), style="bold"), title_justify="left", box=box.SIMPLE, pad_edge=False)
         for number, header in enumerate(_HEADERS):
-            grid.add_column(header, justify="left" if number == 1 else "right", overflow="fold")
+            grid.add_column(header, justify="right" if number else "left", overflow="fold")
         for above, row in zip([None, *group], group, strict=False):
             first = above is None or above["cache"] != row["cache"]
             if first and above is not None:
