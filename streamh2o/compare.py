@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -113,9 +114,18 @@ def key_of(loaded: Loaded, text: ReadText, column: Column, options: RunOptions) 
 
 
 class Cells:
-    """The finished cells in a folder: `NAME-POLICY-CACHE-KEY.json` with the result and `.npy` with the losses."""
+    """The finished cells in a folder: `NAME-POLICY-CACHE-KEY.json` with the result and `.npy` with the losses.
+
+    Raises UserError where the folder cannot be made or written to, so that this shows before the first cell.
+    """
 
     def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(f"{folder}: can't be written to ({reason}); choose another --out.") from None
         self.folder = folder
 
     def _stem(self, text: ReadText, column: Column, key: str) -> str:
@@ -136,10 +146,6 @@ class Cells:
 
     def save(self, cell: Cell, key: str) -> None:
         """Losses first, then the result, each whole: a cell with a result has its losses."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{self.folder}: can't be created ({error.strerror}); choose another --out.") from None
         path = self.folder / f"{self._stem(cell.text, cell.column, key)}.json"
         buffer = BytesIO()
         np.save(buffer, cell.losses)

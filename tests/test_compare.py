@@ -285,6 +285,21 @@ def test_an_empty_text_is_an_error_that_names_it(loaded, tmp_path):
         list(compare(loaded, wanted, tmp_path, OPTIONS))
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_cell(loaded, texts, tmp_path):
+    (tmp_path / "file").write_text("")
+    started: list = []
+    cells = compare(
+        loaded,
+        plan(loaded, texts, make_columns(["h2o"], [16])),
+        tmp_path / "file",
+        OPTIONS,
+        begin=lambda *name: started.append(name),
+    )
+    with pytest.raises(UserError, match="choose another --out"):
+        list(cells)
+    assert not started
+
+
 def compare_arguments(folder, book, out, *more):
     return [
         *("compare", str(book), "--model", str(folder), "--dtype", "float32", "--threads", "1", "--chunk", "16"),
