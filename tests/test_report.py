@@ -9,7 +9,7 @@ from rich.console import Console
 from streamh2o.errors import UsageError, UserError
 from streamh2o.report.live import Display, LiveLines, PlainLines, frame, make_display
 from streamh2o.report.plots import Curve, plot_curves, read_log
-from streamh2o.report.tables import duration, size, summary, table, width
+from streamh2o.report.tables import decimal, duration, size, summary, table, width
 from streamh2o.report.visible import visible
 from tests.test_outputs import progress
 
@@ -63,6 +63,11 @@ def test_escape_sequences_are_shown_not_obeyed():
 )
 def test_sizes_are_in_the_largest_fitting_unit(number, shown):
     assert size(number) == shown
+
+
+def test_a_huge_perplexity_does_not_fill_the_line():
+    assert decimal(1234.5) == "1,234.50"
+    assert decimal(2.7858e26) == "2.786e+26"
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(7.2, "0:07"), (59.7, "1:00"), (3661, "1:01:01"), (-1, "0:00")])

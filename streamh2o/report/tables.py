@@ -15,8 +15,10 @@ def count(number: int | None) -> str:
 
 
 def decimal(number: float | None, digits: int = 2) -> str:
-    """A number with so many digits after the point; "-" for None."""
-    return "-" if number is None else f"{number:,.{digits}f}"
+    """A number with so many digits after the point, or as 2.786e+26 where that would be a long one; "-" for None."""
+    if number is None:
+        return "-"
+    return f"{number:,.{digits}f}" if abs(number) < 1e9 else f"{number:.3e}"
 
 
 def size(number: int | None) -> str:
