@@ -31,6 +31,7 @@ _KNOWN_SPLITS = {
     r"[\r\n]",
     r"[\r\n]+",
 }
+_OF_WORDS = {"Unigram", "WordPiece", "WordLevel"}
 _KNOWN_REPLACEMENTS = {r"\s", r"\s+", r" +", r" {2,}", r"[ ]{2,}", r"\s{2,}"}
 _NORMALIZERS = {
     *("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Strip", "Nmt", "Precompiled", "Prepend"),
@@ -47,6 +48,7 @@ class Traits:
     splits_words: there is a pre-tokenizer. inside_words: a cut inside a word may be as good as one between words.
     longest_added: characters in the longest added token that text can turn into.
     byte_letters: each letter of a vocabulary entry stands for one byte. byte_fallback: `<0x0A>` stands for one.
+    missing_bytes: bytes without a letter, which vanish, so that offsets inside words with them can't be trusted.
     """
 
     exact: bool
@@ -55,6 +57,7 @@ class Traits:
     longest_added: int
     byte_letters: bool
     byte_fallback: bool
+    missing_bytes: bytes
 
 
 def traits(description: str, allow_special: bool) -> Traits:
@@ -69,17 +72,16 @@ def traits(description: str, allow_special: bool) -> Traits:
     added = [token["content"] for token in parts.get("added_tokens", ()) if allow_special or not token["special"]]
     known = all(map(_known_normalizer, normalizers)) and all(map(_known_pre_tokenizer, pre_tokenizers))
     letters = any(part["type"] == "ByteLevel" for part in (*pre_tokenizers, *normalizers))
+    # Without an id for the unknown, unknown characters vanish, and offsets inside their words go wrong.
+    complete = letters or model.get("byte_fallback") or model.get("unk_token") is not None
     return Traits(
-        exact=known
-        and (
-            (merging and (splits or not _drops_characters(model, letters)))
-            or (splits and kind in ("Unigram", "WordPiece", "WordLevel"))
-        ),
+        exact=known and ((merging and (splits or complete)) or (splits and kind in _OF_WORDS)),
         splits_words=splits,
-        inside_words=(merging and not _drops_characters(model, letters)) or not splits,
+        inside_words=(merging and complete) or not splits,
         longest_added=max((len(content) for content in added), default=0),
         byte_letters=letters and all(part["type"] == "ByteLevel" for part in normalizers),
         byte_fallback=bool(model.get("byte_fallback")),
+        missing_bytes=_missing_bytes(model["vocab"]) if letters and kind == "BPE" else b"",
     )
 
 
@@ -103,10 +105,9 @@ def _known_pre_tokenizer(part: dict[str, Any]) -> bool:
     return part["type"] in _PRE_TOKENIZERS
 
 
-def _drops_characters(model: dict[str, Any], letters: bool) -> bool:
-    """Whether characters without an id vanish, after which offsets inside their word can't be trusted."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    if letters:
-        return not model["vocab"].keys() >= set(ByteLevel.alphabet())
-    return not model.get("byte_fallback") and model.get("unk_token") is None
+def _missing_bytes(vocabulary: dict[str, int]) -> bytes:
+    """The bytes that a byte-level vocabulary has no letter for (rare control characters, in some)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in plain)
+    letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return bytes(byte for byte, letter in letters.items() if letter not in vocabulary)

@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,17 +155,19 @@ class IncrementalTokenizer:
         text = buffer.text[begin : begin + length]
         # A batch, though of one: only encode_batch lets go of the interpreter, which the model needs meanwhile.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        words = np.array([-1 if word is None else word for word in encoding.word_ids], np.int64)
+        count = len(encoding)
+        spans = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * count).reshape(count, 2)
+        words = np.fromiter((-1 if word is None else word for word in encoding.word_ids), np.int64, count)
         starts = np.minimum.accumulate(spans[::-1, 0])[::-1]
         ends = np.maximum.accumulate(spans[:, 1])
-        return _Window(text, length, final, np.array(encoding.ids, np.int64), starts, ends, words)
+        ids = np.fromiter(encoding.ids, np.int64, count)
+        return _Window(text, length, final, ids, starts, ends, words)
 
     def _splice(self, buffer: "_Buffer", window: _Window, at: int) -> tuple[int, int, _Window] | None:
         """Where the next window begins, a later character at which to go over to it, and the window itself."""
         for between_words in (True, False) if self._traits.inside_words else (True,):
             begin = self._beginning(window, between_words)
-            if begin is None or not (between_words or self._amid_word(window, begin)):
+            if begin is None or not (between_words or self._cuttable(window, begin)):
                 continue
             length = max(self._window, len(window.text) - begin + self._window - self._overlap)
             following = self._encode(buffer, begin, length)
@@ -193,13 +196,18 @@ class IncrementalTokenizer:
                 return int(borders[index])
         return None
 
-    def _amid_word(self, window: _Window, begin: int) -> bool:
-        """Whether a single word reaches from before `begin` to the last borders; others are not worth a cut."""
+    def _cuttable(self, window: _Window, begin: int) -> bool:
+        """Whether one long word, whose offsets can be trusted, reaches from before `begin` to the last borders."""
+        missing = self._traits.missing_bytes
+        if missing:
+            data = window.text.encode()
+            if len(data.translate(None, missing)) < len(data):
+                return False
         if not self._traits.splits_words:
             return True
         first = int(np.searchsorted(window.starts, begin))
         last = int(np.searchsorted(window.starts, len(window.text) - self._margin)) - 1
-        return window.words[first - 1] == window.words[last]
+        return bool(window.words[first - 1] == window.words[last])
 
     def _agreement(self, left: _Window, right: _Window, begin: int, at: int, between_words: bool) -> int | None:
         """The last character at which both windows begin a token after one that they share, or None."""

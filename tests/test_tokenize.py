@@ -29,7 +29,7 @@ FRAGMENTS = st.sampled_from(
 )
 RUNS = st.builds(str.__mul__, FRAGMENTS, st.sampled_from([1, 1, 1, 2, 3, 7, 30, 100]))
 TEXTS = st.lists(RUNS | st.text(max_size=8), max_size=40).map("".join)
-many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def chunks(text: str, size: int = 65_536):
@@ -108,7 +108,7 @@ def test_ids_are_those_of_the_whole_text(toy, text, window, size):
 
 
 @given(text=TEXTS, window=st.sampled_from([64, 256]))
-@many
+@settings(many, max_examples=60)
 def test_ids_of_the_real_tokenizer_are_those_of_the_whole_text(text, window):
     tokenizer = smollm2()
     result, exact = incremental(tokenizer, text, window)
@@ -242,6 +242,16 @@ def test_unigram_without_words_promises_nothing_but_still_agrees_on_a_book():
     result, exact = incremental(tokenizer, text, window=4096, size=65_536)
     assert not exact
     assert result.ids.tolist() == whole(tokenizer, text).ids
+
+
+@pytest.mark.parametrize("toy", [toy_tokenizers.llama3, toy_tokenizers.llama2, smollm2], ids=lambda toy: toy.__name__)
+def test_long_words_of_a_bpe_are_cut_inside_and_need_not_be_held(toy, monkeypatch):
+    monkeypatch.setattr(streamh2o.tokenize, "LONGEST_WORD", 4096)
+    tokenizer, rng = toy(), random.Random(1)
+    text = "Long: " + "".join(rng.choices("aabcnté漢", k=50_000)) + " " + "=" * 20_000 + " done"
+    result, exact = incremental(tokenizer, text, window=2048, size=65_536)
+    assert exact
+    assert result.ids.tolist() == whole(getattr(tokenizer, "backend_tokenizer", tokenizer), text).ids
 
 
 def test_a_word_too_long_to_hold_is_cut_and_the_promise_withdrawn(monkeypatch):

@@ -2,6 +2,8 @@
 
 import functools
 import importlib.util
+import io
+import json
 from pathlib import Path
 
 import pytest
@@ -69,8 +71,6 @@ def llama2() -> Tokenizer:
     """SentencePiece's way: no words, ▁ for a space and one in front, bytes for unknown characters."""
     normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     training = _bpe(normalizer, pre_tokenizers.Metaspace(prepend_scheme="never"), size=300)
-    import json
-
     parts = json.loads(training.to_str())
     vocabulary = parts["model"]["vocab"]
     for byte in range(256):
@@ -119,7 +119,71 @@ def wordpiece() -> Tokenizer:
     return tokenizer
 
 
-TOYS = (gpt2, roberta, llama3, starcoder, llama2, unigram, lowercase_nfkc, wordpiece)
+def _protobuf(data: bytes) -> dict[int, bytes]:
+    """The last value of each field with a length, by its number."""
+    fields: dict[int, bytes] = {}
+    position = 0
+
+    def number() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(data):
+        key = number()
+        kind = key & 7
+        if kind == 0:
+            number()
+        else:
+            length = number() if kind == 2 else {1: 8, 5: 4}[kind]
+            fields[key >> 3] = data[position : position + length]
+            position += length
+    return fields
+
+
+@functools.cache
+def precompiled() -> Tokenizer:
+    """SentencePiece's own table of NFKC, as in T5 and XLM-R: it works on graphemes."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 3), model_writer=model, vocab_size=140, minloglevel=2, num_threads=1
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [(processor.id_to_piece(n), processor.get_score(n)) for n in range(processor.vocab_size())]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    # ModelProto.normalizer_spec is field 3, its precompiled_charsmap field 2.
+    table = normalizers.Precompiled(_protobuf(_protobuf(model.getvalue())[3])[2])
+    tokenizer.normalizer = normalizers.Sequence([table, normalizers.Replace(Regex(" {2,}"), " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    return tokenizer
+
+
+@functools.cache
+def gemma() -> Tokenizer:
+    """Spaces become ▁ before a split at spaces that then finds none; nothing in front of the text."""
+    tokenizer = Tokenizer.from_str(llama2().to_str())
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    return tokenizer
+
+
+@functools.cache
+def mistral() -> Tokenizer:
+    """BPE with ▁ in front of the first word only, and no split."""
+    tokenizer = Tokenizer.from_str(llama2().to_str())
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
+TOYS = (gpt2, roberta, llama3, starcoder, llama2, unigram, lowercase_nfkc, wordpiece, precompiled, gemma, mistral)
 
 
 @functools.cache
