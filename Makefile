@@ -3,7 +3,6 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 TEXT := data/shakespeare.txt
-DEMO := $(TEXT) --max-tokens 20000 --cache 512
 
 .PHONY: help setup data demo test acceptance lint bench clean
 
@@ -22,6 +21,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 		{ echo "Python's venv module is needed (on Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@echo "Installing what is needed into .venv; this takes a few minutes ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/streamh2o models get smollm2-135m
@@ -33,10 +33,8 @@ $(TEXT): data/make_shakespeare.py | $(READY)
 	$(BIN)/python data/make_shakespeare.py $@
 
 demo: setup data
-	@mkdir -p demo
-	$(BIN)/streamh2o ppl $(DEMO) --json demo/streamh2o.json --log demo/streamh2o.jsonl
-	$(BIN)/streamh2o ppl $(DEMO) --policy streamingllm --json demo/streamingllm.json --log demo/streamingllm.jsonl
-	$(BIN)/streamh2o plot demo/streamh2o.jsonl demo/streamingllm.jsonl --plot demo/perplexity.png
+	$(BIN)/streamh2o compare $(TEXT) --max-tokens 20000 --cache 512 --policy streamh2o,streamingllm --out demo
+	@echo "The picture of the two running perplexities: demo/running.png"
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
