@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,11 +41,35 @@ def in_cache_positions(cache: SlotCache, layer: LayerSlots, chunk: int) -> tuple
     return base, runs
 
 
-def rotated(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+class Branches:
+    """What to give `Stream.probe` for several continuations of the text in one pass, none of which sees another.
+
+    The pass is `stem` tokens that all of them begin with, then the branches, of `lengths` tokens, one after another.
+    """
+
+    def __init__(self, stem: int, lengths: Sequence[int], device: torch.device) -> None:
+        parts = [torch.arange(stem), *(torch.arange(stem, stem + length) for length in lengths)]
+        owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+        seen = ((owner[:, None] == owner) | (owner == 0)).tril()
+        self.offsets = torch.cat(parts).to(device)  # [n], positions after the text's last token
+        self.mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).to(device)  # [n, n], added to the logits
+
+    def __call__(self, layer: LayerSlots, probabilities: Tensor) -> None:
+        """Nothing: what counts are the hidden states."""
+
+
+def rotated(
+    cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, branches: Branches | None = None
+) -> tuple[Tensor, Tensor]:
     """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer."""
     rotary, chunk = cache.rotary, query.shape[2]
     first, runs = in_cache_positions(cache, layer, chunk)
-    queries = rotary.rotate(query, rotary.cos[first : first + chunk], rotary.sin[first : first + chunk], scaling)
+    newest: Any = slice(first, first + chunk)
+    if branches is not None:
+        newest = first + branches.offsets
+        start, end, position = runs[-1]
+        runs[-1:] = [(start, end - chunk, position), (end - chunk, end, newest)]
+    queries = rotary.rotate(query, rotary.cos[newest], rotary.sin[newest], scaling)
     parts = []
     for start, end, position in runs:
         if isinstance(position, int):
@@ -59,10 +84,11 @@ def _future(chunk: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((chunk, chunk), -math.inf, dtype=dtype, device=device).triu(1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Causal attention of the last C of n + C slots.
 
-    query: rotated and scaled, [batch, heads, C, head_dim]; keys, values: [batch, kv_heads, n + C, head_dim].
+    query: rotated and scaled, [batch, heads, C, head_dim]; keys, values: [batch, kv_heads, n + C, head_dim]. mask:
+    [C, C], added to the logits of the last C slots in place of the causal one.
     Returns the output [batch, heads, C, head_dim] and the probabilities [batch, kv_heads, group, C, n + C], in the
     type of the query; the softmax is computed in float32.
     """
@@ -76,7 +102,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]
         logits = torch.bmm(grouped, flat_keys.transpose(1, 2))
     if chunk > 1:
         newest = logits.view(batch * kv_heads, -1, chunk, slots)[..., slots - chunk :]
-        newest += _future(chunk, logits.dtype, logits.device)
+        newest += _future(chunk, logits.dtype, logits.device) if mask is None else mask.to(logits.dtype)
     probabilities = logits.softmax(dim=-1).to(query.dtype)
     output = torch.bmm(probabilities, flat_values).view(batch, heads, chunk, -1)
     return output, probabilities.view(batch, kv_heads, heads // kv_heads, chunk, slots)
@@ -150,6 +176,23 @@ def attend_and_sum(
     return output, None if weights is None else column_sums(probabilities, weights, far)
 
 
+def _attend_and_score(cache: SlotCache, layer: LayerSlots, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The output [batch, heads, C, head_dim]; what the slots received goes to the layer's scores."""
+    policy, chunk = cache.policy, query.shape[2]
+    weights = policy.query_weights(chunk, query.device) if policy.scored else None
+    newest_weights = policy.newest_weights(chunk, query.device)
+    if newest_weights is None:
+        output, sums = attend_and_sum(query, keys, values, weights, policy.far)
+    else:
+        output, probabilities = attend(query, keys, values)
+        sums = None if weights is None else column_sums(probabilities, weights, policy.far)
+        layer.newest = column_sums(probabilities, newest_weights)
+    if sums is not None:
+        layer.scores[:, :, : layer.used] *= policy.fade(chunk)
+        layer.scores[:, :, : sums.shape[-1]] += sums
+    return output
+
+
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -163,18 +206,14 @@ def attention_forward(
     """What `transformers` calls in place of its own attention, right after `SlotCache.update` of the same layer."""
     cache, layer = take_appended()
     chunk = query.shape[2]
-    queries, keys = rotated(cache, layer, query, query.shape[-1] ** -0.5 if scaling is None else scaling)
-    output, probabilities = attend(queries, keys, layer.values[:, :, : layer.used])
-    policy = cache.policy
+    branches = cache.probe if isinstance(cache.probe, Branches) else None
+    queries, keys = rotated(cache, layer, query, query.shape[-1] ** -0.5 if scaling is None else scaling, branches)
+    values = layer.values[:, :, : layer.used]
     if cache.probe is not None:
+        output, probabilities = attend(queries, keys, values, None if branches is None else branches.mask)
         cache.probe(layer, probabilities)
-    elif policy.scored:
-        sums = column_sums(probabilities, policy.query_weights(chunk, query.device), policy.far)
-        layer.scores[:, :, : layer.used] *= policy.fade(chunk)
-        layer.scores[:, :, : sums.shape[-1]] += sums
-        newest_weights = policy.newest_weights(chunk, query.device)
-        if newest_weights is not None:
-            layer.newest = column_sums(probabilities, newest_weights)
+    else:
+        output = _attend_and_score(cache, layer, queries, keys, values)
     cache.layer_done(layer, chunk)
     return output.transpose(1, 2), None
 
