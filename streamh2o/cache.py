@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,10 @@ class SlotCache(Cache):
         policy = self.policy
         priorities = policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
         for layer, priority in zip(self.slots, priorities, strict=True):
+            if policy.positions == "distance":
+                # The next chunk could only look at these from a distance that is not theirs.
+                lost = self._middle(layer).source_index < self.tokens + self.chunk - self.rotary.positions
+                priority = priority.masked_fill(lost, -math.inf)
             chosen = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
             layer.compact(policy.sinks, policy.recent, chosen)
             if layer.used != policy.cache:

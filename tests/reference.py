@@ -26,10 +26,17 @@ def slot_position(policy, order: int, index: int, seen: int, base: int) -> int:
     return max(0, base - (seen - index))
 
 
-def rank(policy, slot: dict, seen: int) -> float:
-    """What a slot is kept for: `h2o` sums attention, `streamh2o` averages it over the queries that could give it."""
+def rank(policy, slot: dict, seen: int, farthest: int) -> float:
+    """What a slot is kept for: `h2o` sums attention, `streamh2o` averages it over the queries that could give it.
+
+    At true distances a slot more than `farthest` tokens away has no position, and goes first.
+    """
+    if policy.positions == "distance" and seen - slot["index"] > farthest:
+        return -math.inf
     if policy.name != "streamh2o":
         return slot["score"]
+    if policy.reach and seen - slot["index"] > policy.reach:
+        return -math.inf
     queries = max(16, seen - slot["index"] - policy.far)
     return slot["score"] / sum(policy.decay ** (age / 256) for age in range(queries))
 
@@ -77,7 +84,8 @@ def reference_losses(model, ids, policy, chunk) -> torch.Tensor:
                 if len(slots) > policy.cache:
                     end = seen + len(part)
                     first, last = policy.sinks, len(slots) - policy.recent
-                    middle = sorted(range(first, last), key=lambda s: rank(policy, slots[s], end), reverse=True)
+                    ranks = [rank(policy, slot, end, trained - chunk) for slot in slots]
+                    middle = sorted(range(first, last), key=ranks.__getitem__, reverse=True)
                     kept = set(range(first)) | set(middle[: policy.hitters]) | set(range(last, len(slots)))
                     slots[:] = [slots[s] for s in sorted(kept)]
             states = states + attention.o_proj(mixed.flatten(1))

@@ -64,7 +64,7 @@ def test_evicting_equals_the_slow_reference(case, chunk):
 
 
 def test_true_distances_stay_below_the_trained_positions():
-    """A model of 48 positions and a stream of 150: far hitters are cut to the trained length."""
+    """A model of 48 positions and a stream of 150: hitters that are farther go first."""
     model = tiny.llama(positions=48).double()
     policy, ids = make_policy("streamh2o", 16, sinks=2, recent=6, far=4), tiny.tokens(150)
     with torch.no_grad():

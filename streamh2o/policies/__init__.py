@@ -51,7 +51,7 @@ def make_policy(
     """Build a policy by name; what is None takes the policy's default.
 
     `cache` = sinks + recent + hitters slots. Giving one of `recent` and `hitters` fixes the other. `knobs` are the
-    policy's further fields (`far`, `decay`, `positions`). Raises UsageError that names the rule broken.
+    policy's further fields (`far`, `decay`, `positions`, `reach`). Raises UsageError that names the rule broken.
     """
     try:
         cls = POLICIES[name]
@@ -76,8 +76,7 @@ def make_policy(
         hitters = cache - sinks - recent
     if default_hitters == 0 and hitters > 0:
         raise UsageError(f"The policy {name} keeps no hitters; leave --hitters and --recent out.")
-    given.setdefault("far", cls.default_far(max(recent, 0)))
-    return cls(cache=cache, sinks=sinks, recent=recent, hitters=hitters, **given)
+    return cls(cache=cache, sinks=sinks, recent=recent, hitters=hitters, **{**cls.defaults(cache, recent), **given})
 
 
 __all__ = ["POLICIES", "Policy", "make_policy"]

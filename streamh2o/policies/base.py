@@ -36,7 +36,8 @@ class Policy:
 
     cache: the budget, sinks + hitters + recent, kept after an eviction.
     positions: `rolled` gives slots 0..n-1 in cache order (StreamingLLM, section 3.2); `distance` leaves hitters at
-        their true distance from the query, cut to the trained length, and the sinks just outside the window.
+        their true distance from the query and the sinks just outside the window; what is farther than the model was
+        trained to look goes first.
     far: only attention from queries at least so many tokens away counts (0: all of it).
     decay: what is left of a score after another 256 tokens (1: sums never fade).
     """
@@ -63,9 +64,9 @@ class Policy:
         return recent, cache - sinks - recent
 
     @classmethod
-    def default_far(cls, recent: int) -> int:
-        """Default `far` beside a window of `recent` tokens."""
-        return 0
+    def defaults(cls, cache: int, recent: int) -> dict[str, int]:
+        """Defaults of further knobs that follow the budget and the window."""
+        return {}
 
     def __post_init__(self) -> None:
         if min(self.sinks, self.recent, self.hitters) < 0:

@@ -1,10 +1,12 @@
 """The default: heavy hitters by the recent mean of their long-range attention, at their true distance."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy, Positions
 
 LEAST_QUERIES = 16  # a mean of fewer queries is noise
@@ -14,13 +16,15 @@ LEAST_QUERIES = 16  # a mean of fewer queries is noise
 class StreamH2O(Policy):
     """Sinks, recent tokens and the middle tokens that far queries look at.
 
-    Four things differ from plain H2O; docs/quality.md has what each is worth:
+    Five things differ from plain H2O; docs/quality.md has what each is worth:
     - attention from nearby queries does not count (`far`), since the window serves those anyway;
     - old attention fades (`decay`), since a novel moves on;
     - the score is divided by what the queries that could give it count together, so it is a fading mean. A sum
       favours those that have been kept for long, and a token that has just left the window loses to them however
       much the few queries far enough away look at it;
-    - hitters stay at their true distance (`positions`) while the sinks keep close.
+    - hitters stay at their true distance (`positions`) while the sinks keep close;
+    - a hitter that has got older than `reach` tokens goes first, since the model hardly uses what is that far away.
+      0 sets no limit but the length the model was trained on.
     """
 
     name: ClassVar[str] = "streamh2o"
@@ -28,14 +32,20 @@ class StreamH2O(Policy):
 
     positions: Positions = "distance"
     decay: float = 0.9
+    reach: int = 0
 
     @classmethod
-    def default_far(cls, recent: int) -> int:
-        """Half the window, so that a token leaving it has been judged by as many queries; never more than 128."""
-        return min(128, recent // 2)
+    def defaults(cls, cache: int, recent: int) -> dict[str, int]:
+        """`far` is half the window, so that a token leaving it has been judged by as many queries, and at most 128."""
+        return {"far": max(0, min(128, recent // 2)), "reach": 4 * cache}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reach and self.reach < self.cache:
+            raise UsageError(f"The knob reach is {self.reach}; it must be 0 or at least the cache, here {self.cache}.")
 
     def priority(self, scores: Tensor, source_index: Tensor, seen: int) -> Tensor:
         queries = (seen - source_index - self.far).clamp(min=LEAST_QUERIES)  # that counted, newest weight 1
-        if self.decay == 1:
-            return scores / queries
-        return scores / (1 - self.decay ** (queries / 256))  # up to a factor that is the same for all
+        counted = queries if self.decay == 1 else 1 - self.decay ** (queries / 256)  # up to a factor all share
+        mean = scores / counted
+        return mean.masked_fill(seen - source_index > self.reach, -math.inf) if self.reach else mean
