@@ -114,7 +114,7 @@ def _unpack(path: Path, header: GgufHeader, folder: Path) -> None:
     quiet = redirect_stderr(io.StringIO())
     with quiet, readable_errors(f"{path} (GGUF, architecture '{header.architecture}')"):
         require_supported(transformers.AutoConfig.from_pretrained(str(path.parent), **place), str(path))
-        tokenizer = byte_level_tokenizer(header)
+        tokenizer: Any = byte_level_tokenizer(header)
         if tokenizer is None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), **place)
             if len(tokenizer) > len(header.metadata.get("tokenizer.ggml.tokens", [])):
@@ -171,8 +171,8 @@ def _write_mark(folder: Path, source: Path) -> None:
         sizes[file.name] = file.stat().st_size
     text = json.dumps({"source": str(source.resolve()), "version": __version__, "files": sizes}, indent=1)
     descriptor = os.open(folder / MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as mark:
+        mark.write(text)
 
 
 def _remove_stale(parent: Path) -> None:
