@@ -22,6 +22,7 @@ from streamh2o.errors import UsageError, UserError
 # `app`, a Typer app, and is imported only when its command is called.
 COMMANDS = {
     "ppl": "Running perplexity of files, globs, - (stdin) or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
+    "answer": "Answers to questions about a text of any length, with where they stand in it.",
     "compare": "Several policies and cache sizes on the same tokens: a table and two pictures.",
     "plot": "Pictures from the logs that --log wrote.",
     "bench": "Speed against the machine's limit, as ratios within one run.",

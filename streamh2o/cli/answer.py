@@ -1,0 +1,167 @@
+"""`streamh2o answer`: questions about a text of any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamh2o.cli import options as opt
+from streamh2o.cli.manual import ManualCommand, make_app
+
+if TYPE_CHECKING:
+    from streamh2o.answer import Answer
+
+app = make_app()
+_INTERRUPTED = 130
+_MOST_QUESTIONS = 1000
+
+
+@app.command(cls=ManualCommand)
+def answer(
+    input: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            show_default=False,
+            help="A file (.gz and .xz too), - for stdin, or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
+        ),
+    ],
+    question: Annotated[
+        list[str] | None,
+        typer.Option("--question", "-q", metavar="TEXT", rich_help_panel="Questions", help="A question; repeatable."),
+    ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            "--questions", metavar="FILE", rich_help_panel="Questions", help="A file with a question on each line."
+        ),
+    ] = None,
+    model: opt.Model = "smollm2-135m",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    cache: Annotated[
+        int,
+        typer.Option(
+            metavar="N", rich_help_panel="Cache", help="Most tokens that the model looks back at, at any time."
+        ),
+    ] = 1024,
+    chunk: Annotated[
+        int,
+        typer.Option(metavar="N", rich_help_panel="Cache", help="Tokens of one forward pass; questions follow each."),
+    ] = 256,
+    max_tokens: opt.MaxTokens = None,
+    bos: opt.Bos = "auto",
+    errors: opt.Errors = "strict",
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE|-", rich_help_panel="Output", help="The answers as one JSON object."),
+    ] = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Answer questions about a text of any length, and show where in the text each answer stands.
+
+    The text streams through the model once, whatever the number of questions. After each chunk the model is asked how
+    likely each question has become; where it is likeliest, the sentences are read again, and answered from. The text of
+    a pipe is kept in a private temporary file meanwhile, which goes away with the command, also on Ctrl-C.
+
+    Each answer comes with a confidence from 0 to 1, and up to three passages of the text. Below one half, the answer
+    counts as not found. --json gives the passages as byte offsets into the input (decompressed), the end not included.
+
+    Ctrl-C ends the reading and answers from what was read; a second Ctrl-C quits at once.
+
+    \b
+    Examples:
+      streamh2o answer book.txt -q "Who painted the ceiling of the chapel?"
+      streamh2o answer book.txt --questions questions.txt --json answers.json
+      zcat mail.gz | streamh2o answer - -q "What is the order number?" -q "When does the ship leave?"
+    """
+    from streamh2o.errors import UsageError
+    from streamh2o.outputs import check_outputs, write_whole
+    from streamh2o.sources import open_inputs
+
+    asked = _questions(question or [], questions)
+    sources = open_inputs([input])
+    if len(sources) != 1:
+        raise UsageError(f"{input}: {len(sources)} files match, and answers come from one text; name one.")
+    check_outputs({"--json": json}, [sources[0].name, model, *([str(questions)] if questions else [])])
+
+    import torch
+
+    from streamh2o.answer import answer_questions
+    from streamh2o.interrupt import Interrupt
+    from streamh2o.machine import physical_cores
+    from streamh2o.models import load_model
+    from streamh2o.report.live import make_display
+    from streamh2o.run import RunOptions
+
+    torch.set_num_threads(threads or physical_cores())
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
+    with Interrupt() as interrupt, make_display(quiet) as display:
+        display.begin(sources[0].name)
+        answers, complete = answer_questions(
+            loaded,
+            sources[0],
+            asked,
+            cache=cache,
+            options=options,
+            observers=[display],
+            interrupt=interrupt,
+            streamed=display.end,
+        )
+        if not complete:
+            display.note(f"{sources[0].name}: stopped before its end; the answers are from what was read.")
+    document = _document(answers)
+    if json is not None and str(json) != "-":
+        write_whole(json, document.encode())
+    if str(json) == "-":
+        print(document, end="", flush=True)
+    else:
+        _show(answers)
+    raise typer.Exit(0 if complete else _INTERRUPTED)
+
+
+def _questions(given: list[str], file: Path | None) -> list[str]:
+    from streamh2o.errors import UsageError, UserError
+
+    asked = list(given)
+    if file is not None:
+        try:
+            asked += file.read_text("utf-8-sig").splitlines()
+        except OSError as error:
+            raise UserError(f"--questions {file}: can't be read ({(error.strerror or str(error)).lower()}).") from None
+        except UnicodeDecodeError:
+            raise UserError(f"--questions {file}: is not UTF-8; convert it first.") from None
+    asked = [each.strip() for each in asked if each.strip()]
+    if not asked:
+        raise UsageError("There is no question; ask with -q, or name a file with a question on each line: --questions.")
+    if len(asked) > _MOST_QUESTIONS:
+        raise UsageError(
+            f"There are {len(asked)} questions, and at most {_MOST_QUESTIONS} go into one pass; split them."
+        )
+    return asked
+
+
+def _document(answers: list[Answer]) -> str:
+    import json
+    from dataclasses import asdict
+
+    entries: list[dict[str, Any]] = [asdict(each) for each in answers]
+    return json.dumps({"answers": entries}, allow_nan=False) + "\n"
+
+
+def _show(answers: list[Answer]) -> None:
+    import sys
+
+    from streamh2o.report.answers import plain, rich_answers
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(rich_answers(answers))
+    else:
+        print(plain(answers), flush=True)

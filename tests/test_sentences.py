@@ -1,0 +1,38 @@
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamh2o.sentences import LONGEST, sentences, whole_characters
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="aB. !?\n\r\té漢。“”'\"1", max_size=1500))
+def test_sentences_are_in_order_whole_and_lose_only_white_space(text):
+    data = text.encode()
+    spans = sentences(data)
+    assert all(0 < end - start <= LONGEST for start, end in spans)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    for start, end in spans:
+        data[start:end].decode()
+    kept = b"".join(bytes(byte for byte in data[a:b] if not bytes([byte]).isspace()) for a, b in spans)
+    assert kept == bytes(byte for byte in data if not bytes([byte]).isspace())
+
+
+def test_a_title_ends_no_sentence_and_a_quote_does():
+    data = "“I know that Mr. J. Smith came on Monday.” Then all of the others went away from here! So it was.".encode()
+    assert [data[a:b].decode() for a, b in sentences(data)] == [
+        "“I know that Mr. J. Smith came on Monday.”",
+        "Then all of the others went away from here!",
+        "So it was.",
+    ]
+
+
+@given(st.text(min_size=1, max_size=8), st.integers(0, 8), st.integers(0, 8))
+def test_a_cut_out_of_utf8_is_trimmed_to_whole_characters(text, left, right):
+    data = text.encode("utf-8", "replace")
+    cut = data[left : len(data) - right]
+    start, end = whole_characters(cut)
+    cut[start:end].decode("utf-8")
+    assert start <= 3
+    assert len(cut) - end <= 3
