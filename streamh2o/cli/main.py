@@ -121,16 +121,25 @@ def _prepare(debug: bool) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    if hasattr(signal, "SIGTERM"):
-        signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _stop)
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM. `seen` stays true if a library turns the exception into one of its own, as imports can."""
+
+    seen = False
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    _Interrupted.seen = True
+    raise _Interrupted
 
 
 def _call(arguments: list[str], debug: bool) -> int:
     """Run one command line; returns the exit code."""
+    _Interrupted.seen = False
     try:
         if not arguments:
             typer.main.get_command(app).main(["--help"], prog_name="streamh2o", standalone_mode=False)
@@ -146,6 +155,8 @@ def _call(arguments: list[str], debug: bool) -> int:
     except MemoryError:
         return _fail("out of memory; use a smaller --cache, --chunk or model.", 1, debug)
     except Exception as error:
+        if _Interrupted.seen:
+            return _INTERRUPTED
         # Errors in the command line itself; Typer's classes for them have moved between releases.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             path = getattr(getattr(error, "ctx", None), "command_path", "streamh2o")
