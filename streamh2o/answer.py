@@ -193,7 +193,8 @@ def _text_of(
 ) -> str:
     """The best passages that together fit into the cache, in source order, as one text."""
     room = cache - ANSWER_ROOM - len(prompter.ask("", question))
-    chosen, result = [], ""
+    chosen: list[tuple[int, int]] = []
+    result = ""
     for sentence in ranked:
         for span in (_passage(text, sentence, end), (sentence.start, sentence.end)):
             wider = merged([*chosen, span])

@@ -35,7 +35,7 @@ def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Readin
     The model must not be attached to a stream.
     """
     ids, logprobs = _greedy(loaded, prompter.ask(text, question), prompter.ends())
-    answer = " ".join(loaded.tokenizer.decode(ids, skip_special_tokens=True).split())
+    answer = " ".join(str(loaded.tokenizer.decode(ids, skip_special_tokens=True)).split())
     if not answer:
         return Reading("", float("-inf"), 0.0)
     alone = likelihoods(loaded, [(prompter.ask("", question), ids)])[0]
