@@ -97,6 +97,7 @@ class SlotCache(Cache):
         self.policy, self.rotary, self.chunk = policy, rotary, chunk
         self.layers_count = layers_count
         self.group = group
+        self.layers = []  # what a cache of transformers is made of; ours are `slots`
         self.slots: list[LayerSlots] = []
         self.tokens = 0  # tokens of the stream before the running pass
         self.evictions = 0
@@ -231,6 +232,10 @@ class SlotCache(Cache):
                 parts = {n: tensors[f"layer{number}.{n}"] for n in ("keys", "values", "scores", "source_index")}
             except KeyError as missing:
                 raise UserError(f"The saved cache lacks {missing}; it is damaged.") from None
+            dimensions = {"keys": 4, "values": 4, "scores": 3, "source_index": 3}
+            shape = parts["keys"].shape[:3]
+            if any(part.dim() != dimensions[n] or part.shape[:3] != shape for n, part in parts.items()):
+                raise UserError(f"The saved cache's layer {number} has tensors of other shapes; it is damaged.")
             used = parts["keys"].shape[2]
             room = self.policy.cache if self.policy.evicts else used
             layer = LayerSlots(parts["keys"], parts["values"], max(room, used) + self.chunk)

@@ -33,6 +33,49 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def available_bytes() -> int | None:
+    """Memory that this process may still take without swapping; None where the system does not tell.
+
+    The least of what the machine has free, what the control group grants, and what `ulimit -v` allows.
+    """
+    found = [free for free in (_free_memory(), _group_memory(), _address_space()) if free is not None]
+    return max(0, min(found)) if found else None
+
+
+def _free_memory() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _group_memory() -> int | None:
+    """What is left of the control group's limit; pages that only cache files count as free."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):  # no limit reads "max"
+        return None
+
+
+def _address_space() -> int | None:
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+        return limit - int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, OSError, ValueError, IndexError):
+        return None
+
+
 def physical_cores() -> int:
     """Cores that this process may use: hyperthreads counted once, a container's quota respected; at least 1."""
     try:

@@ -20,7 +20,8 @@ from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
 from streamh2o.policies import Policy
 from streamh2o.replay import Replay
-from streamh2o.stream import Stream
+from streamh2o.saved_state import require_sound
+from streamh2o.stream import Fed, Stream
 from streamh2o.text import Source, TokenReader
 
 if TYPE_CHECKING:
@@ -128,20 +129,36 @@ class PerplexityRun:
         self.perplexity = RunningPerplexity(options.window)
         self.stream = Stream(loaded.model, policy, chunk=options.chunk, per_query_head=options.per_head == "query")
         try:
-            tensors, counts = saved or ({}, {})
-            if saved:
-                self.stream.load_state(tensors, counts["stream"])
-                self.perplexity.load_state(counts["perplexity"])
-            self.reader = reader or open_reader(source, loaded.tokenizer, options, counts.get("reader"))
+            self._seconds_before = 0.0
+            self.reader = reader or self._restore(saved)
         except BaseException:
             self.stream.close()
             raise
         self.complete = False
-        self._seconds_before: float = counts.get("seconds", 0.0)
         self._began = time.perf_counter()
         self._ended: float | None = None
         self._recent = deque([(self._began, self.reader.tokens)])  # (time, tokens) after each of the last chunks
         self._mark()
+        if saved:  # the reader has yet to read again what that hash is of
+            self._reader_state = saved[1]["reader"]
+            self._sha256 = self._reader_state["sha256"]
+
+    def _restore(self, saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> TokenReader:
+        """Put stream and sums back to where `saved` left them, and open the reader there."""
+        if not saved:
+            return open_reader(self.source, self.loaded.tokenizer, self.options)
+        tensors, counts = saved
+        try:
+            require_sound(tensors, counts, self.loaded.model.config.get_text_config().hidden_size)
+            device = self.loaded.device
+            self.stream.load_state({name: tensor.to(device) for name, tensor in tensors.items()}, counts["stream"])
+            self.perplexity.load_state(counts["perplexity"])
+            self._seconds_before = float(counts["seconds"])
+            return open_reader(self.source, self.loaded.tokenizer, self.options, counts["reader"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
+            raise UserError(
+                f"{self.source.name}: the saved state is damaged ({type(error).__name__}); start anew."
+            ) from error
 
     def __enter__(self) -> PerplexityRun:
         return self
@@ -149,6 +166,11 @@ class PerplexityRun:
     def __exit__(self, *exc: object) -> None:
         self.reader.close()
         self.stream.close()
+
+    @property
+    def tokens(self) -> int:
+        """Read and scored so far, without a BOS."""
+        return self._tokens
 
     @property
     def seconds(self) -> float:
@@ -162,11 +184,12 @@ class PerplexityRun:
                 with interrupt.waiting() if interrupt else nullcontext():
                     block = self.reader.read(self.options.chunk)
                 if block is None:
-                    self.complete = True
                     self._mark()
+                    self._check_length()
                     self._check_budget()
+                    self.complete = True
                     return
-                fed = self.stream.feed(torch.from_numpy(block.ids)[None])
+                fed = self._feed(torch.from_numpy(block.ids)[None])
                 losses = fed.losses[0].float().cpu().numpy()
                 nll = self.perplexity.add(losses)
                 self._mark()
@@ -176,11 +199,23 @@ class PerplexityRun:
         finally:
             self._ended = time.perf_counter()
 
+    def _feed(self, ids: torch.Tensor) -> Fed:
+        try:
+            return self.stream.feed(ids)
+        except (MemoryError, RuntimeError) as error:  # of which torch.OutOfMemoryError is one
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            raise UserError(
+                f"{self.source.name}: out of memory after {self._tokens} tokens; free some, or use a smaller --chunk, "
+                "--cache or model."
+            ) from error
+
     def _mark(self) -> None:
-        """Remember how far the input has been scored: the reader itself may already be beyond."""
+        """Remember how far the input has been scored: the reader itself may already be beyond, or cut off in a step."""
         reader = self.reader
         self._tokens, self._bytes, self._words = reader.tokens, reader.bytes_read, reader.words_read
         self._sha256 = reader.sha256
+        self._reader_state = reader.state() if isinstance(reader, TokenReader) else None
 
     def _progress(self, losses: np.ndarray, nll: float) -> Progress:
         now = time.perf_counter()
@@ -214,6 +249,15 @@ class PerplexityRun:
         if self.options.max_tokens:
             parts.append(self._tokens / self.options.max_tokens)
         return min(1.0, max(parts)) if parts else None
+
+    def _check_length(self) -> None:
+        """A file cut short while it was read would pass for a shorter one."""
+        size = self.source.size
+        if size and self.reader.complete and self._bytes < size:
+            raise UserError(
+                f"{self.source.name}: ended after {self._bytes} bytes, and had {size} when the run began, so it was "
+                "changed meanwhile; run it again."
+            )
 
     def _check_budget(self) -> None:
         """A budget that was not kept, or an eviction that never came, would make the number a lie."""
@@ -274,12 +318,11 @@ class PerplexityRun:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors, and counts that survive JSON, to go on from after the last chunk. Call it between two chunks."""
         tensors, stream = self.stream.state()
-        reader = self.reader
-        assert isinstance(reader, TokenReader), "a replayed text starts anew"
+        assert self._reader_state is not None, "a replayed text starts anew"
         return tensors, {
             "stream": stream,
             "perplexity": self.perplexity.state(),
-            "reader": reader.state(),
+            "reader": self._reader_state,
             "seconds": self.seconds,
         }
 
@@ -292,21 +335,28 @@ def run_perplexity(
     observers: Iterable[Observer] = (),
     interrupt: Interrupt | None = None,
     started: Callable[[PerplexityRun], None] | None = None,
+    saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+    keep: Callable[[PerplexityRun, bool], None] | None = None,
 ) -> dict[str, Any]:
     """The perplexity of `source` under `policy`, as the dict of `PerplexityRun.result`.
 
     started: called once, before the first chunk. observers: called after every chunk. interrupt: asked before every
-    chunk whether to stop; the result then has `complete` false. Raises UserError where nothing could be scored,
-    RunFailed (with what was finished) after that.
+    chunk whether to stop; the result then has `complete` false. saved: of `PerplexityRun.state`, to go on from. keep:
+    called after the observers, when the run's state may be saved, with True when it is stopping. Raises UserError where
+    nothing could be scored, RunFailed (with what was finished) after that.
     """
     observers = list(observers)
-    with PerplexityRun(loaded, source, policy, options) as run:
+    with PerplexityRun(loaded, source, policy, options, saved) as run:
         if started is not None:
             started(run)
         try:
             for progress in run.chunks(interrupt):
                 for observer in observers:
                     observer(progress)
+                if keep is not None:
+                    keep(run, False)
+            if keep is not None and not run.complete:
+                keep(run, True)
         except UserError as error:
             if run.perplexity.scored == 0:
                 raise

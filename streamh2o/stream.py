@@ -15,6 +15,7 @@ from streamh2o.attention import attach, detach
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.head import logits_function, losses
+from streamh2o.memory import require_memory
 from streamh2o.policies import Policy
 from streamh2o.rotary import Rotary
 
@@ -37,7 +38,8 @@ class Stream:
     model: a causal model of `transformers` in evaluation mode; it uses our attention until `close`.
     chunk: most tokens of one forward pass. batch: how many streams run side by side. per_query_head: slots for each
         query head, not each KV head, as in the H2O authors' code, for as many times the memory.
-    Raises UsageError where cache and chunk together exceed the positions the model was trained on.
+    Raises UsageError where cache and chunk together exceed the positions the model was trained on, UserError where they
+    need more memory than is free.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Stream:
         self.trained = trained
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         group = config.num_attention_heads // kv_heads if per_query_head else 1
+        require_memory(model, policy, chunk, group * batch)
         self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
         self.tokens = 0  # read so far
         self.scored = 0  # losses given so far, per sequence

@@ -26,6 +26,7 @@ COMMANDS = {
     "compare": "Several policies and cache sizes on the same tokens: a table and two pictures.",
     "plot": "Pictures from the logs that --log wrote.",
     "bench": "Speed against the machine's limit, as ratios within one run.",
+    "doctor": "Whether this machine is fit: versions, device, memory, and losses that add up.",
     "models": "Which models are at hand, and `models get NAME`.",
 }
 _INTERRUPTED = 130

@@ -10,7 +10,7 @@ import typer
 
 from streamh2o.errors import UsageError
 
-_MODEL, _CACHE, _INPUT, _OUTPUT = "Model", "Cache", "Input", "Output"
+_MODEL, _CACHE, _INPUT, _OUTPUT, _CHECKPOINT = "Model", "Cache", "Input", "Output", "Checkpoint"
 
 
 def _one_of(option: str, *values: str) -> Callable[[str | None], str | None]:
@@ -200,3 +200,22 @@ NllOut = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", rich_help_panel=_OUTPUT, help="No progress and no notes on stderr.")]
+
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", rich_help_panel=_CHECKPOINT, help="Save the run in this folder, to go on after whatever happens."
+    ),
+]
+CheckpointEvery = Annotated[
+    str,
+    typer.Option(metavar="60s|N", rich_help_panel=_CHECKPOINT, help="How often: a time (s, m, h), or N tokens."),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        rich_help_panel=_CHECKPOINT,
+        help="Go on from DIR, with the same digits; stdin has to be piped in again. Start anew if it is empty.",
+    ),
+]

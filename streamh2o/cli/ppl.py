@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from streamh2o.policies import Policy
     from streamh2o.report.live import Display
     from streamh2o.report.plots import Curve
+    from streamh2o.resume import Keeper
     from streamh2o.run import PerplexityRun, RunOptions
     from streamh2o.text import Source
 
@@ -57,6 +59,9 @@ def ppl(
     nll_out: opt.NllOut = None,
     plot: opt.Plot = None,
     quiet: opt.Quiet = False,
+    checkpoint: opt.Checkpoint = None,
+    checkpoint_every: opt.CheckpointEvery = "60s",
+    resume: opt.Resume = False,
 ) -> None:
     """Read texts of any length chunk by chunk with a cache of fixed size, and say how well the model predicts them.
 
@@ -66,6 +71,9 @@ def ppl(
     Ctrl-C ends the run after the chunk at hand, with the result so far and all files written; a second Ctrl-C
     quits at once.
 
+    With --checkpoint DIR the run is saved once a minute, and when it is stopped; the same command with --resume then
+    goes on with the same digits. Inputs that were finished are not run again.
+
     \b
     Examples:
       streamh2o ppl book.txt
@@ -73,7 +81,9 @@ def ppl(
       cat book.txt | streamh2o ppl - --policy streamingllm --log run.jsonl
       streamh2o ppl book.txt --json - | jq .ppl
       streamh2o ppl hf:./corpus:train:text --max-tokens 100000 --plot run.png
+      streamh2o ppl book.txt --log run.jsonl --checkpoint run --resume
     """
+    from streamh2o.errors import UsageError
     from streamh2o.outputs import check_outputs
     from streamh2o.report.plots import check_format
     from streamh2o.sources import open_inputs
@@ -83,6 +93,8 @@ def ppl(
         check_format(plot)
     outputs = {"--json": json, "--log": log, "--nll-out": nll_out, "--plot": plot}
     check_outputs(outputs, [*(source.name for source in sources), model])
+    if resume and checkpoint is None:
+        raise UsageError("--resume goes on from a folder; name it with --checkpoint DIR.")
 
     import torch
 
@@ -108,9 +120,19 @@ def ppl(
         outputs,
         make_display(quiet),
     )
-    torch.set_num_threads(threads or physical_cores())
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    raise typer.Exit(_run(plan, loaded))
+    keeper = _open_keeper(plan, checkpoint, checkpoint_every, resume)
+    with keeper or nullcontext():
+        if keeper is not None:
+            dtype, device, threads = keeper.place(dtype, device, threads)
+        torch.set_num_threads(threads or physical_cores())
+        if keeper is not None:
+            dtype = _check(plan, keeper, model, dtype, device, trust_remote_code)
+            if keeper.finished:
+                plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
+                _report(plan, keeper.results, keeper.outputs.curves)
+                return
+        loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        raise typer.Exit(_run(plan, loaded, keeper))
 
 
 @dataclass(frozen=True)
@@ -122,7 +144,33 @@ class _Plan:
     display: Display
 
 
-def _run(plan: _Plan, loaded: Any) -> int:
+def _open_keeper(plan: _Plan, folder: Path | None, every: str, resume: bool) -> Keeper | None:
+    if folder is None:
+        return None
+    from streamh2o.resume import Keeper
+
+    return Keeper(folder, every, resume, plan.display.note)
+
+
+def _check(plan: _Plan, keeper: Keeper, model: str, dtype: str, device: str, trust_remote_code: bool) -> str:
+    """Before the model is loaded, whether the checkpoint is of this run; returns the dtype that `auto` stands for."""
+    import torch
+
+    from streamh2o.hardware import choose_device, choose_dtype
+    from streamh2o.model_files import model_folder
+    from streamh2o.models import fingerprint, quiet_transformers, tell
+    from streamh2o.resume import describe
+
+    place = choose_device(device)
+    number = str(choose_dtype(dtype, place)).removeprefix("torch.")
+    with quiet_transformers():
+        folder = model_folder(model, trust_remote_code=trust_remote_code, tell=tell)
+    where = {"dtype": number, "device": str(place), "threads": torch.get_num_threads()}
+    keeper.check(describe(plan.sources, plan.policy, plan.options, (model, fingerprint(folder)), where), plan.outputs)
+    return number
+
+
+def _run(plan: _Plan, loaded: Any, keeper: Keeper | None) -> int:
     """Every input in turn, then the results; returns the exit code."""
     from contextlib import ExitStack
     from functools import partial
@@ -133,36 +181,48 @@ def _run(plan: _Plan, loaded: Any) -> int:
     from streamh2o.report.plots import Curve
     from streamh2o.run import Observer, RunFailed, run_perplexity
 
-    results: list[dict[str, Any]] = []
-    curves: list[Curve] = []
+    results: list[dict[str, Any]] = list(keeper.results) if keeper else []
+    curves: list[Curve] = keeper.outputs.curves if keeper else []
+    marks, saved = (keeper.marks, keeper.state) if keeper else ({}, None)
     failure: UserError | None = None
     log, nll_out = plan.outputs["--log"], plan.outputs["--nll-out"]
     with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
         files: list[Observer] = []
         if log is not None:
-            files.append(stack.enter_context(LogWriter(log, several=len(plan.sources) > 1)))
+            log_writer = stack.enter_context(LogWriter(log, len(plan.sources) > 1, marks.get("--log")))
+            files.append(log_writer)
+            if keeper:
+                keeper.outputs.log = log_writer
         if nll_out is not None:
-            files.append(stack.enter_context(LossWriter(nll_out)))
+            loss_writer = stack.enter_context(LossWriter(nll_out, marks.get("--nll-out")))
+            files.append(loss_writer)
+            if keeper:
+                keeper.outputs.losses = loss_writer
         display = stack.enter_context(plan.display)
-        for number, source in enumerate(plan.sources, 1):
+        for number, source in enumerate(plan.sources[len(results) :], len(results) + 1):
             display.begin(source.name, number, len(plan.sources))
-            curves.append(Curve(source.name))
+            if len(curves) < number:  # else it was begun before the checkpoint
+                curves.append(Curve(source.name))
             try:
                 observers: list[Observer] = [*files, curves[-1], display]
-                results.append(
-                    run_perplexity(
-                        loaded, source, plan.policy, plan.options, observers, interrupt, partial(_start, display)
-                    )
-                )
+                how = (loaded, source, plan.policy, plan.options, observers, interrupt, partial(_start, display))
+                result = run_perplexity(*how, saved=saved, keep=keeper.keep if keeper else None)
+                results.append(result)
+                if keeper and result["complete"]:
+                    keeper.done(result, interrupt.requested, last=number == len(plan.sources))
             except UserError as error:
                 if isinstance(error, RunFailed):
                     results.append(error.result)
                 failure = error
                 break
-            _end(display, results[-1])
+            saved = None
+            _end(display, source, result)
             if interrupt.requested:
                 break
+    stopped = failure is not None or interrupt.requested
+    if keeper and stopped and (where := keeper.where()):
+        display.note(where)
     if results:
         _report(plan, results, curves)
     if failure is not None:
@@ -178,8 +238,10 @@ def _start(display: Display, run: PerplexityRun) -> None:
         )
 
 
-def _end(display: Display, result: dict[str, Any]) -> None:
-    name = result["input"]["name"]
+def _end(display: Display, source: Source, result: dict[str, Any]) -> None:
+    name = source.name
+    if source.size and result["input"]["bytes"] > source.size:
+        display.note(f"{name}: grew from {source.size} bytes to {result['input']['bytes']} while it was read.")
     if result["complete"] and result["tokens"] == 0:
         display.note(f"{name}: is empty, so nothing was scored.")
     elif result["complete"] and result["scored"] == 0:
@@ -192,8 +254,9 @@ def _report(plan: _Plan, results: list[dict[str, Any]], curves: list[Curve]) -> 
     from streamh2o.report.tables import summary
 
     json, plot = plan.outputs["--json"], plan.outputs["--plot"]
-    print(json_lines(results) if str(json) == "-" else summary(results) + "\n", end="", flush=True)
+    # Files first: whoever reads stdout may be gone.
     if json is not None and str(json) != "-":
         write_whole(json, json_lines(results).encode())
     if plot is not None and any(curve.tokens for curve in curves):
         plot_curves(curves, plot, window=plan.options.window)
+    print(json_lines(results) if str(json) == "-" else summary(results) + "\n", end="", flush=True)

@@ -1,0 +1,58 @@
+"""Whether the cache fits into the memory that is free, known before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from streamh2o.errors import UserError
+from streamh2o.machine import available_bytes
+from streamh2o.policies import Policy
+
+_SCORE_AND_INDEX = 4 + 8  # bytes a slot: float32 and int64
+
+
+def slot_bytes(model: PreTrainedModel, copies: int = 1) -> tuple[int, int, int]:
+    """Layers, KV heads (times `copies`), and bytes of one slot of one of them: key, value, score, source index."""
+    config: Any = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    size = 2 * head_dim * torch.empty((), dtype=model.dtype).element_size() + _SCORE_AND_INDEX
+    return config.num_hidden_layers, kv_heads * copies, size
+
+
+def require_memory(model: PreTrainedModel, policy: Policy, chunk: int, copies: int = 1) -> None:
+    """Raise UserError, with the sum and what would fit, where `policy.cache` + `chunk` slots need more than is free.
+
+    A policy that evicts nothing takes memory only as the text grows, so nothing is known of it beforehand.
+    """
+    if not policy.evicts:
+        return
+    free = free_bytes(model.device)
+    if free is None:
+        return
+    layers, heads, size = slot_bytes(model, copies)
+    each = layers * heads * size
+    slots = policy.cache + chunk
+    if slots * each <= free:
+        return
+    fits = free // each - chunk
+    hint = f"--cache {fits} would fit" if fits > policy.sinks else "use a smaller model or --chunk"
+    raise UserError(
+        f"--cache {policy.cache} and --chunk {chunk} need {_size(slots * each)} ({layers} layers x {heads} heads x "
+        f"{slots} slots x {size} bytes), and {_size(free)} of memory are free on {model.device}; {hint}."
+    )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return available_bytes()
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"

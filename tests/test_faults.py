@@ -1,0 +1,319 @@
+"""Faults, each caused for real: processes are killed, disks fill up, inputs change, memory runs out."""
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamh2o.errors import UserError
+from streamh2o.models import load_model
+from streamh2o.policies import make_policy
+from streamh2o.run import RunFailed, RunOptions, run_perplexity
+from streamh2o.stream import Stream
+from streamh2o.text import open_inputs
+from tests.call import call_streamh2o, one_sentence
+from tests.test_resume import SMALL, Outputs
+from tests.tiny import llama
+from tests.tiny_folder import TEXT, make_folder
+
+PROGRAM = [sys.executable, "-m", "streamh2o.cli.main"]
+KILLS = 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(make_folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def loaded(model):
+    return load_model(model, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "book.txt"
+    path.write_text("".join(f"{number}. {TEXT}" for number in range(6)))
+    return path
+
+
+@pytest.fixture
+def streamh2o(capsys, monkeypatch):
+    return call_streamh2o(capsys, monkeypatch)
+
+
+def _program(arguments: list[str], folder: str, file_size: int | None) -> None:
+    """What a started process does: `streamh2o`, its output in two files of `folder`."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        handle = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(handle, number)
+    torch.set_num_threads(1)
+    if file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    from streamh2o.cli.main import run
+
+    run(arguments)
+
+
+@pytest.fixture(scope="module")
+def start():
+    """Starts `streamh2o` in a process of its own, by a fork of one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["transformers.models.llama.modeling_llama", "tests.test_faults"])
+    started = []
+
+    def begin(folder: Path, *arguments, file_size: int | None = None):
+        process = context.Process(target=_program, args=([str(one) for one in arguments], str(folder), file_size))
+        process.start()
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def wait_for(condition, process, seconds: float = 120) -> None:
+    """Until `condition()` holds or the process has ended."""
+    end = time.monotonic() + seconds
+    while process.is_alive() and not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.001)
+
+
+def ended(process, seconds: float = 120) -> int:
+    process.join(seconds)
+    return process.exitcode
+
+
+# Killed
+
+
+def test_a_run_killed_twenty_times_ends_with_the_same_losses_and_the_same_log(start, model, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("".join(f"{number}. {TEXT}" for number in range(1000)))
+    unbroken, broken = Outputs(tmp_path / "unbroken"), Outputs(tmp_path / "broken")
+    common = ("ppl", text, "--model", model, *SMALL, "--chunk", 64, "--max-tokens", 30_000, "--quiet")
+    assert ended(start(tmp_path, *common, *unbroken.options)) == 0
+    whole = size(unbroken.log)
+    chance = random.Random(0)
+    saving = (*common, *broken.options, "--checkpoint", tmp_path / "saved", "--checkpoint-every", 500, "--resume")
+    for kill in range(KILLS):
+        process = start(tmp_path, *saving)
+        if kill % 4 == 3:  # anywhere, also while it loads or takes the checkpoint up
+            time.sleep(chance.uniform(0, 0.4))
+        else:
+            until = whole * (kill + chance.random()) / (KILLS + 1)
+            wait_for(lambda until=until: size(broken.log) >= until, process)
+            time.sleep(chance.uniform(0, 0.01))
+        process.kill()
+        assert ended(process) == -signal.SIGKILL
+    assert ended(start(tmp_path, *saving)) == 0, (tmp_path / "stderr").read_text()
+    assert broken.contents() == unbroken.contents()
+    assert len(broken.contents()[0]) == -(-30_000 // 64)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_a_checkpoint_before_the_end(start, model, book, tmp_path, number):
+    outputs = Outputs(tmp_path / "out")
+    saving = ("--checkpoint", tmp_path / "saved", "--checkpoint-every", "1h")
+    line = ("ppl", book, "--model", model, *SMALL, "--chunk", 1, *saving, *outputs.options)
+    process = start(tmp_path, *line)
+    wait_for(lambda: size(outputs.log) > 0, process)
+    os.kill(process.pid, number)
+    assert ended(process) == 130
+    tokens = json.loads(outputs.json.read_text())["tokens"]
+    assert f"holds a checkpoint after {tokens} tokens" in (tmp_path / "stderr").read_text()
+    (saved,) = (tmp_path / "saved").glob("*.json")
+    assert json.loads(saved.read_text())["body"]["tokens"] == tokens
+
+
+def test_two_runs_on_one_folder_are_refused_until_the_first_is_gone(start, model, book, tmp_path, streamh2o):
+    log = tmp_path / "a.jsonl"
+    saving = ("--checkpoint", tmp_path / "saved", "--checkpoint-every", "1h")
+    line = ("ppl", book, "--model", model, *SMALL, *saving, "--quiet")
+    process = start(tmp_path, *line, "--log", log, "--chunk", 1)
+    wait_for(lambda: size(log) > 0, process)
+    os.kill(process.pid, signal.SIGSTOP)
+    code, _, err = streamh2o(*line)
+    assert code == 1
+    assert "another run is using this folder" in one_sentence(err)
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
+    assert streamh2o(*line)[0] == 0
+
+
+def test_nobody_reading_stdout_loses_no_file(model, book, tmp_path):
+    outputs = Outputs(tmp_path / "out")
+    line = ["ppl", book, "--model", model, *SMALL, *outputs.options, "--checkpoint", tmp_path / "saved", "--quiet"]
+    process = subprocess.Popen([*PROGRAM, *map(str, line)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=120) == 1
+    assert json.loads(outputs.json.read_text())["complete"]
+    (saved,) = (tmp_path / "saved").glob("*.json")
+    assert json.loads(saved.read_text())["body"]["finished"]
+
+
+# No room
+
+
+def test_a_full_disk_while_saving_leaves_the_older_checkpoint_to_go_on_from(start, model, book, tmp_path):
+    unbroken, broken = Outputs(tmp_path / "unbroken"), Outputs(tmp_path / "broken")
+    common = ("ppl", book, "--model", model, *SMALL, "--quiet")
+    assert ended(start(tmp_path, *common, *unbroken.options)) == 0
+    saving = (*common, *broken.options, "--checkpoint", tmp_path / "saved", "--checkpoint-every", 32)
+    # So many bytes hold the tensors of 32 tokens, and not those of 64.
+    assert ended(start(tmp_path, *saving, file_size=15_000)) == 1
+    assert re.fullmatch(
+        r"streamh2o: error: \S+checkpoint-\d\.json: can't be written \(.*file too large.*\); free some space.*\n",
+        (tmp_path / "stderr").read_text(),
+    )
+    assert not list((tmp_path / "saved").glob(".*"))
+    assert ended(start(tmp_path, *saving, "--resume")) == 0, (tmp_path / "stderr").read_text()
+    assert broken.contents() == unbroken.contents()
+
+
+def test_a_full_disk_while_logging_leaves_the_last_checkpoint_to_go_on_from(start, model, book, tmp_path):
+    unbroken, broken = Outputs(tmp_path / "unbroken"), Outputs(tmp_path / "broken")
+    common = ("ppl", book, "--model", model, *SMALL, "--chunk", 1, "--quiet")
+    assert ended(start(tmp_path, *common, *unbroken.options)) == 0
+    saving = (*common, *broken.options, "--checkpoint", tmp_path / "saved", "--checkpoint-every", 16)
+    assert ended(start(tmp_path, *saving, file_size=40_000)) == 1
+    assert re.fullmatch(
+        r"streamh2o: error: \S+a\.jsonl: can't be written \(file too large\); free some space.*\n",
+        (tmp_path / "stderr").read_text(),
+    )
+    assert size(broken.log) == 40_000  # cut off in mid-line
+    assert ended(start(tmp_path, *saving, "--resume")) == 0, (tmp_path / "stderr").read_text()
+    assert broken.contents() == unbroken.contents()
+
+
+def test_a_cache_without_room_in_memory_is_refused_with_the_sum_and_what_would_fit():
+    model = llama(positions=2**50)
+    with pytest.raises(UserError) as caught:
+        Stream(model, make_policy("h2o", cache=2**40), chunk=256)
+    sentence = str(caught.value)
+    slots = 2**40 + 256
+    assert f"2 layers x 2 heads x {slots} slots x 76 bytes" in sentence
+    assert f"{2 * 2 * slots * 76 / 1e9:,.1f} GB" in sentence
+    fits = int(re.search(r"--cache (\d+) would fit", sentence)[1])
+    from streamh2o.machine import available_bytes
+
+    assert fits * 2 * 2 * 76 == pytest.approx(available_bytes(), rel=0.3)
+
+
+def test_memory_that_the_user_limits_counts_as_all_there_is(tmp_path):
+    code = (
+        "import resource; from pathlib import Path\n"
+        "from streamh2o.machine import available_bytes\n"
+        "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
+        "limit = pages * resource.getpagesize() + 50_000_000\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "print(available_bytes())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert 40_000_000 < int(out) <= 50_000_000
+
+
+def test_no_memory_in_the_middle_of_a_chunk_ends_with_what_was_finished(loaded, book):
+    chunks = iter(range(5))
+
+    def take_too_much(module, arguments):
+        if next(chunks, None) is None:
+            torch.empty(2**46)
+
+    layer = loaded.model.model.layers[1].register_forward_pre_hook(take_too_much)
+    try:
+        with pytest.raises(RunFailed, match="out of memory after 160 tokens; free some") as caught:
+            run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
+    finally:
+        layer.remove()
+    assert (caught.value.result["tokens"], caught.value.result["complete"]) == (160, False)
+
+
+# Inputs that change under the reader
+
+
+def change_once(streamh2o, model, monkeypatch, path, change, *options):
+    """Run `path` with `change(path)` after the first bytes were read."""
+    from streamh2o import reader
+
+    read, changes = reader.read_block, iter([change])
+
+    def read_and_change(source, stream, count):
+        data = read(source, stream, count)
+        next(changes, lambda path: None)(path)
+        return data
+
+    monkeypatch.setattr(reader, "read_block", read_and_change)
+    monkeypatch.setattr(reader, "READ_BYTES", 4096)
+    return streamh2o("ppl", path, "--model", model, *SMALL, "--json", "-", *options)
+
+
+@pytest.fixture
+def short(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text(TEXT * 50)
+    return path
+
+
+def test_an_input_cut_short_while_it_is_read_is_an_error(streamh2o, model, short, monkeypatch):
+    code, out, err = change_once(streamh2o, model, monkeypatch, short, lambda path: os.truncate(path, 4500), "--quiet")
+    assert code == 1
+    assert "short.txt: ended after 4500 bytes, and had 5000 when the run began" in one_sentence(err)
+    assert not json.loads(out)["complete"]
+
+
+def test_an_input_that_grows_while_it_is_read_is_read_to_its_end_and_it_is_said(streamh2o, model, short, monkeypatch):
+    def grow(path):
+        with path.open("a") as file:
+            file.write(TEXT)
+
+    code, out, err = change_once(streamh2o, model, monkeypatch, short, grow)
+    assert code == 0
+    assert json.loads(out)["input"]["bytes"] == 5100
+    assert "short.txt: grew from 5000 bytes to 5100 while it was read" in err
+
+
+def test_an_input_that_vanishes_while_it_is_read_is_read_to_its_end(streamh2o, model, short, monkeypatch):
+    whole = json.loads(streamh2o("ppl", short, "--model", model, *SMALL, "--json", "-")[1])
+    code, out, _ = change_once(streamh2o, model, monkeypatch, short, lambda path: path.unlink())
+    assert code == 0
+    assert json.loads(out)["nll_sum"] == whole["nll_sum"]
+    assert not short.exists()
+
+
+def test_an_input_that_vanishes_before_its_turn_leaves_the_results_before_it(
+    streamh2o, model, book, tmp_path, monkeypatch
+):
+    later = tmp_path / "later.txt"
+    later.write_text(TEXT)
+    sources = open_inputs([book, later])
+    later.unlink()
+    monkeypatch.setattr("streamh2o.sources.open_inputs", lambda names: sources)
+    code, out, err = streamh2o("ppl", book, later, "--model", model, *SMALL, "--json", "-", "--quiet")
+    assert code == 1
+    assert "later.txt: can't be read" in one_sentence(err)
+    assert json.loads(out)["input"]["name"] == str(book)
+
+
+def test_a_pipe_closed_inside_a_character_is_an_error_that_says_where(streamh2o, model):
+    code, _, err = streamh2o("ppl", "-", "--model", model, *SMALL, "--quiet", stdin=(TEXT + "caf").encode() + b"\xc3")
+    assert code == 1
+    assert f"ends inside a UTF-8 character that begins at byte {len(TEXT) + 3}" in one_sentence(err)
