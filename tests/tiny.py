@@ -95,5 +95,5 @@ def stream_losses(model, policy, ids: torch.Tensor, chunk: int, **extra) -> torc
 def dense_losses(model, ids: torch.Tensor) -> torch.Tensor:
     """What plain `transformers` says of the same tokens."""
     with torch.no_grad():
-        logits = model(ids).logits[:, :-1].float()
-    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        logits = model(ids).logits[:, :-1].double()  # over a large vocabulary a float32 sum in turn is off by 1e-4
+    return torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").float()
