@@ -15,6 +15,8 @@ def call_streamh2o(capsys, monkeypatch):
 
     def call(*arguments, stdin: bytes | None = None):
         before, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+        # A shell's background job ignores Ctrl-C, and so would the program.
+        ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)
         with monkeypatch.context() as patch:
             if stdin is not None:
                 patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -24,6 +26,7 @@ def call_streamh2o(capsys, monkeypatch):
                     run([str(argument) for argument in arguments])
             finally:
                 signal.signal(signal.SIGTERM, before)
+                signal.signal(signal.SIGINT, ctrl_c)
                 torch.set_num_threads(threads)
         out, err = capsys.readouterr()
         return ended.value.code, out, err

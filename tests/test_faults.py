@@ -58,6 +58,7 @@ def _program(arguments: list[str], folder: str, file_size: int | None) -> None:
         handle = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(handle, number)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests are a shell's background job
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     from streamh2o.cli.main import run
