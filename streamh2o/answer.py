@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt
 from streamh2o.policies import make_policy
+from streamh2o.progress import Observer
 from streamh2o.prompts import Prompter
 from streamh2o.reading import Reading, read
 from streamh2o.retrieve import Part, Retriever, likelihoods
-from streamh2o.run import Observer, PerplexityRun, RunOptions
+from streamh2o.run import PerplexityRun, RunOptions
 from streamh2o.sentences import sentences, squeezed, whole_characters
 from streamh2o.spool import Rereadable
 

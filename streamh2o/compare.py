@@ -18,9 +18,10 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt
 from streamh2o.outputs import write_whole
 from streamh2o.policies import POLICIES, Policy, make_policy
+from streamh2o.progress import Observer
 from streamh2o.replay import ReadText, Replay
 from streamh2o.report.visible import visible
-from streamh2o.run import Observer, PerplexityRun, RunOptions
+from streamh2o.run import PerplexityRun, RunOptions
 from streamh2o.stream import Stream
 
 if TYPE_CHECKING:

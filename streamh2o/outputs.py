@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from streamh2o.errors import UsageError, UserError
 
 if TYPE_CHECKING:
-    from streamh2o.run import Progress
+    from streamh2o.progress import Progress
 
 _NPY_HEADER = 128  # bytes; room for any count
 _NEWEST = 4096  # bytes by which a file is known again

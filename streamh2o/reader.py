@@ -77,6 +77,8 @@ class TokenReader:
         self._part: _Part | None = None
         self._given = 0  # tokens of the current part handed out
         self._hashed = 0  # bytes of the current part hashed
+        self._undecodable: UserError | None = None  # raised once the text before it has been handed out
+        self._failure: UserError | None = None  # raised by every further `read`
         self._stop = threading.Event()
         self._parts = self._read_ahead() if read_ahead else self._make_parts()
 
@@ -116,10 +118,23 @@ class TokenReader:
             yield block
 
     def read(self, size: int) -> Block | None:
-        """The next `size` tokens, fewer at the end, None after it."""
+        """The next `size` tokens, fewer at the end, None after it.
+
+        Raises UserError where the input cannot be read on, after every token before that place has been handed out.
+        """
+        if self._failure is not None:
+            raise self._failure
         ids: list[np.ndarray] = []
         starts: list[np.ndarray] = []
-        while size > 0 and self._advance():
+        while size > 0:
+            try:
+                if not self._advance():
+                    break
+            except UserError as error:
+                self._failure = error
+                if not ids:
+                    raise
+                break
             assert self._part is not None
             piece = self._part.piece
             if self.tokens == 0 and not self.bos_added and self._wants_bos(piece):
@@ -175,7 +190,7 @@ class TokenReader:
         self._hash.update(raw[self._hashed : self.bytes_read - start])
         self._hashed = self.bytes_read - start
         self._place = piece.place._replace(skip=piece.place.skip + self._given)
-        self.complete = ended and piece.last
+        self.complete = ended and piece.last and self._undecodable is None
 
     def _wants_bos(self, piece: Piece) -> bool:
         return self._bos is not None and not (self._allow_special and int(piece.ids[0]) == self._bos)
@@ -192,6 +207,8 @@ class TokenReader:
                 produced += len(piece.ids)
                 if self._max_tokens is not None and produced >= self._max_tokens:
                     return
+        if self._undecodable is not None:
+            raise self._undecodable
 
     def _chunks(self, handle: BinaryIO, raw: bytearray) -> Iterator[tuple[str, np.ndarray, int]]:
         """Text from the starting place on; puts every byte after those handed out before into `raw`."""
@@ -207,15 +224,25 @@ class TokenReader:
             skipped = max(0, begin - position)
             position += len(data)
             if skipped < len(data):
-                text, offsets = decoder.feed(data[skipped:])
-                yield text, offsets, decoder.offset
+                if (decoded := self._decode(data[skipped:])) is None:
+                    return
+                yield decoded
         if position < known:
             raise UserError(
                 f"{self.source.name}: ends after {position} bytes, but {known} had been read before; "
                 "resume with the same input"
             )
-        text, offsets = decoder.feed(b"", final=True)
-        yield text, offsets, decoder.offset
+        if (decoded := self._decode(b"", final=True)) is not None:
+            yield decoded
+
+    def _decode(self, data: bytes, final: bool = False) -> tuple[str, np.ndarray, int] | None:
+        """What `data` completes; None where it is not UTF-8, which ends the text as if the input had ended there."""
+        try:
+            text, offsets = self._decoder.feed(data, final)
+        except UserError as error:
+            self._undecodable = error
+            return None
+        return text, offsets, self._decoder.offset
 
     def _check_prefix(self) -> None:
         assert self._start is not None

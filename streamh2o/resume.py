@@ -46,7 +46,7 @@ def describe(
     sources: Sequence[Source], policy: Policy, options: RunOptions, model: tuple[str, str], place: dict[str, Any]
 ) -> dict[str, Any]:
     """All that the losses depend on, JSON-able. model: its name and fingerprint. place: dtype, device, threads."""
-    from streamh2o.run import versions
+    from streamh2o.versions import versions
 
     knobs = {each.name: getattr(policy, each.name) for each in fields(policy)}
     return {

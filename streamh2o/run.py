@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from streamh2o import __version__
 from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
 from streamh2o.policies import Policy
+from streamh2o.progress import Observer, Progress
 from streamh2o.replay import Replay
 from streamh2o.saved_state import require_sound
 from streamh2o.stream import Fed, Stream
 from streamh2o.text import Source, TokenReader
+from streamh2o.versions import versions
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
@@ -51,37 +51,6 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.per_head not in ("kv", "query"):
             raise UsageError(f"--per-head is {self.per_head!r}; it must be kv or query.")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands after a chunk.
-
-    token, byte: tokens (without a BOS) and bytes of the input so far. nll: sum of the chunk's losses in nats; n: how
-    many there are; losses: float32 [n]. ppl, ppl_window: running and windowed perplexity, None before the first loss.
-    tokens_per_second: over the last ten seconds; seconds: since reading began. fraction: of the input, None where its
-    size is unknown. slots: held now per layer and KV head, and by kind in `composition`.
-    """
-
-    name: str
-    token: int
-    byte: int
-    nll: float
-    n: int
-    losses: np.ndarray
-    ppl: float | None
-    ppl_window: float | None
-    window: int
-    tokens_per_second: float
-    seconds: float
-    fraction: float | None
-    rss_bytes: int
-    slots: int
-    budget: int
-    composition: dict[str, int]
-
-
-Observer = Callable[[Progress], None]
 
 
 class RunFailed(UserError):
@@ -363,17 +332,3 @@ def run_perplexity(
             run.complete = False
             raise RunFailed(str(error), run.result()) from error
         return run.result()
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    import tokenizers
-    import transformers
-
-    return {
-        "streamh2o": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "tokenizers": tokenizers.__version__,
-    }

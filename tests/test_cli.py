@@ -264,18 +264,30 @@ def test_a_picture_from_logs(streamh2o, model, book, tmp_path):
 
 def test_wrong_inputs_are_one_sentence_each(streamh2o, model, tmp_path):
     latin1 = tmp_path / "latin1.txt"
-    latin1.write_bytes("café au lait\n".encode("latin-1") * 3)
+    latin1.write_bytes("été\n".encode("latin-1") * 3)
     for name, said in (
         (tmp_path, "folder"),
         (tmp_path / "gone.txt", "no such file"),
         (tmp_path / "*.nothing", "no file matches"),
-        (latin1, "byte 3"),
+        (latin1, "byte 0 (0xe9)"),
         (tmp_path / "gone\x1b[31m.txt", r"gone\x1b[31m.txt"),
     ):
         code, out, err = streamh2o("ppl", name, "--model", model, *SMALL)
         assert (code, out) == (1, "")
         assert said in one_sentence(err)
     assert streamh2o("ppl", latin1, "--model", model, *SMALL, "--errors", "replace")[0] == 0
+
+
+def test_what_stands_before_a_bad_byte_is_scored_however_short(streamh2o, model, tmp_path):
+    cut = tmp_path / "cut.txt"
+    cut.write_bytes(TEXT.encode() + "é".encode()[:1])
+    code, out, err = streamh2o("ppl", cut, "--model", model, *SMALL, "--json", "-")
+    assert code == 1
+    assert "ends inside a UTF-8 character" in one_sentence(err)
+    result = json.loads(out)
+    assert not result["complete"]
+    assert result["input"]["bytes"] == len(TEXT.encode())
+    assert result["scored"] > 0
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from streamh2o.text import open_inputs
 from tests.call import call_streamh2o, one_sentence
 from tests.test_resume import SMALL, Outputs
 from tests.tiny import llama
-from tests.tiny_folder import TEXT, make_folder
+from tests.tiny_folder import TEXT, make_book, make_folder
 
 PROGRAM = [sys.executable, "-m", "streamh2o.cli.main"]
 KILLS = 20
@@ -42,9 +42,7 @@ def loaded(model):
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "book.txt"
-    path.write_text("".join(f"{number}. {TEXT}" for number in range(6)))
-    return path
+    return make_book(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture

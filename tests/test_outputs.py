@@ -9,7 +9,7 @@ import pytest
 
 from streamh2o.errors import UsageError, UserError
 from streamh2o.outputs import LOG_FIELDS, LogWriter, LossWriter, check_outputs, write_whole
-from streamh2o.run import Progress
+from streamh2o.progress import Progress
 
 
 def progress(losses=(1.0, 2.0), **changes) -> Progress:

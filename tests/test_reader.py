@@ -218,6 +218,24 @@ def test_a_bad_byte_is_reported_where_the_ids_are_consumed(read_ahead):
     assert replaced.sha256 == hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.parametrize("read_ahead", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+@pytest.mark.parametrize("words", [1, 3000])
+def test_every_token_before_a_character_cut_short_is_handed_out_and_then_the_error_raised(read_ahead, size, words):
+    good = "naïve café " * words
+    data = good.encode() + "é".encode()[:1]
+    given: list[int] = []
+    with TokenReader(source(data), toy_tokenizers.gpt2(), read_ahead=read_ahead) as reader:
+        with pytest.raises(UserError, match=f"ends inside a UTF-8 character that begins at byte {len(data) - 1}"):
+            for block in reader.blocks(size):
+                given += block.ids.tolist()
+        assert given == toy_tokenizers.gpt2().encode(good).ids
+        assert reader.bytes_read == len(data) - 1
+        assert not reader.complete
+        with pytest.raises(UserError, match="ends inside"):
+            reader.read(size)
+
+
 def test_a_pipe_closed_inside_a_character_is_reported_with_its_offset():
     code = (
         "from streamh2o.text import TokenReader, open_inputs\nfrom streamh2o.errors import UserError\n"

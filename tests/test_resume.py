@@ -12,7 +12,7 @@ from streamh2o.policies import make_policy
 from streamh2o.resume import Keeper, Pace
 from streamh2o.run import PerplexityRun, RunOptions, run_perplexity
 from tests.call import call_streamh2o, one_sentence
-from tests.tiny_folder import TEXT, make_folder
+from tests.tiny_folder import TEXT, make_book, make_folder
 
 SMALL = ("--cache", "64", "--chunk", "32", "--dtype", "float32", "--device", "cpu", "--threads", "1")
 SPEED = {"seconds", "tokens_per_second", "peak_rss_bytes", "rss_bytes"}
@@ -25,9 +25,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "book.txt"
-    path.write_text("".join(f"{number}. {TEXT}" for number in range(6)))
-    return path
+    return make_book(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture
@@ -313,14 +311,14 @@ def test_what_auto_chose_stays_chosen(streamh2o, stop_after, model, book, tmp_pa
 
 def test_libraries_of_another_version_are_told_and_another_streamh2o_is_refused(streamh2o, stopped, monkeypatch):
     loud = [part for part in stopped if part != "--quiet"]
-    from streamh2o import run
+    from streamh2o import versions
 
-    now = run.versions()
-    monkeypatch.setattr("streamh2o.run.versions", lambda: {**now, "torch": "99.0", "streamh2o": "99.0"})
+    now = versions.versions()
+    monkeypatch.setattr("streamh2o.versions.versions", lambda: {**now, "torch": "99.0", "streamh2o": "99.0"})
     code, _, err = streamh2o(*stopped, "--resume")
     assert code == 1
     assert "made by streamh2o" in one_sentence(err)
-    monkeypatch.setattr("streamh2o.run.versions", lambda: {**now, "torch": "99.0"})
+    monkeypatch.setattr("streamh2o.versions.versions", lambda: {**now, "torch": "99.0"})
     code, _, err = streamh2o(*loud, "--resume")
     assert code == 0
     assert "torch was" in err

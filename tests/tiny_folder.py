@@ -37,3 +37,10 @@ def make_folder(folder: Path, bos: bool = False, broken_token: str | None = None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def make_book(folder: Path, name: str = "book.txt") -> Path:
+    """A text of six numbered repetitions, 228 tokens of the tokenizer of `make_folder`."""
+    path = folder / name
+    path.write_text("".join(f"{number}. {TEXT}" for number in range(6)))
+    return path

@@ -178,8 +178,9 @@ def _run(plan: _Plan, loaded: Any, keeper: Keeper | None) -> int:
     from streamh2o.errors import UserError
     from streamh2o.interrupt import Interrupt
     from streamh2o.outputs import LogWriter, LossWriter
+    from streamh2o.progress import Observer
     from streamh2o.report.plots import Curve
-    from streamh2o.run import Observer, RunFailed, run_perplexity
+    from streamh2o.run import RunFailed, run_perplexity
 
     results: list[dict[str, Any]] = list(keeper.results) if keeper else []
     curves: list[Curve] = keeper.outputs.curves if keeper else []

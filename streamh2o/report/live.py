@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from streamh2o.run import Progress
+    from streamh2o.progress import Progress
 
 _BAR = 40  # columns
 

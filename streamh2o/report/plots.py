@@ -17,7 +17,7 @@ from streamh2o.report.visible import visible
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from streamh2o.run import Progress
+    from streamh2o.progress import Progress
 
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, which the colour-blind can tell apart; their yellow is too faint for a line on white.
