@@ -51,6 +51,11 @@ def ratio(timing: Timing, other: Timing) -> float:
     return median(theirs / other.tokens * timing.tokens / ours for ours, theirs in pairs)
 
 
+def share(timing: Timing, limit: Timing) -> float:
+    """Median over the rounds of the time `timing` took, in times of `limit`, per token."""
+    return 1 / ratio(timing, limit)
+
+
 def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
     """One call multiplies every linear layer of the model, the output embedding too, with `chunk` random rows."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -180,7 +185,7 @@ def bench(
         for each in warm.values():
             each.stream.close()
     runs = [_row(timing, timings[0]) for timing in timings] + [_row(baselines[1], baselines[0])]
-    shares = [{"name": t.name, "share": 1 / ratio(t, staged[0])} for t in staged[1:]]
+    shares = [{"name": t.name, "share": share(t, staged[0])} for t in staged[1:]]
     return {"chunk": chunk, "rounds": rounds, "runs": runs, "stages": shares, "stages_of": f"{policies[0]}, {small}"}
 
 

@@ -1,6 +1,6 @@
 """The figures of the benchmark are ratios of what ran side by side."""
 
-from streamh2o.bench import Timing, bench, ratio
+from streamh2o.bench import Timing, bench, ratio, share
 from tests import tiny
 
 
@@ -9,6 +9,7 @@ def test_a_ratio_is_the_median_over_rounds_of_speed_per_token():
     assert slow.tokens_per_second == 5
     assert ratio(fast, slow) == 4  # of 2, 4 and 8
     assert ratio(slow, fast) == 0.25
+    assert share(slow, fast) == 4  # what takes four times as long
 
 
 def test_every_contestant_and_stage_is_timed_and_the_model_is_given_back():
