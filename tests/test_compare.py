@@ -24,7 +24,7 @@ from streamh2o.interrupt import Interrupt
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.replay import ReadText, Replay
-from streamh2o.report.comparison import document, means, plain, rows, write_parquet
+from streamh2o.report.comparison import _standard_error, document, means, plain, rows, write_parquet
 from streamh2o.report.comparison_plots import _spread, plot_budget, plot_running
 from streamh2o.run import RunOptions, open_reader, run_perplexity
 from streamh2o.text import Source, TokenReader
@@ -206,6 +206,25 @@ def test_changes_are_to_streamingllm_at_the_same_budget(cells):
             assert row["change"] == pytest.approx(100 * (row["ppl"] / reference - 1))
 
 
+def test_counting_from_a_token_on_leaves_the_losses_before_it_out(cells):
+    whole, part = rows(cells), rows(cells, 40)
+    for cell, before, row in zip(cells, whole, part, strict=True):
+        losses = cell.losses[-(cell.text.tokens - 40) :].astype(np.float64)
+        assert row["scored"] == len(losses) == before["tokens"] - 40
+        assert row["ppl"] == pytest.approx(math.exp(losses.mean()))
+        assert row["bits_per_byte"] is None, "the bytes of a part are not known"
+        assert (before["first"], row["first"]) == (0, 40)
+    assert "tokens, from token 40 on" in plain(part)
+    assert rows(cells, 1) == [{**row, "first": 1} for row in whole], "token 0 has no loss without a BOS"
+
+
+def test_the_standard_error_is_that_of_means_of_blocks():
+    noise = np.random.default_rng(0).normal(0.01, 0.1, 16 * 500).astype(np.float32)
+    blocks = noise.reshape(16, 500).mean(1)
+    assert _standard_error(noise) == pytest.approx(100 * blocks.std(ddof=1) / 4, rel=1e-5)
+    assert _standard_error(noise[: 8 * 500 - 1]) is None
+
+
 def test_means_are_geometric_and_over_all_inputs(cells):
     found = {(mean["policy"], mean["cache"]): mean for mean in means(rows(cells))}
     assert len(found) == 7
@@ -329,6 +348,7 @@ def test_the_command_prints_a_table_and_leaves_its_files(folder, tmp_path, capsy
         (("--policy", ","), "names nothing"),
         (("--cache", "3"), "leaves no slot"),
         (("--cache", "500"), "positions"),
+        (("--from", "100000"), "tokens only"),
     ],
 )
 def test_bad_usage_exits_with_2_and_one_sentence(folder, tmp_path, capsys, more, rule):

@@ -57,6 +57,16 @@ def compare(
         ),
     ] = False,
     max_tokens: opt.MaxTokens = None,
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from",
+            metavar="N",
+            min=0,
+            rich_help_panel="Input",
+            help="Count losses from token N on; the ones before only fill the cache.",
+        ),
+    ] = 0,
     bos: opt.Bos = "auto",
     newline: opt.Newline = "keep",
     errors: opt.Errors = "strict",
@@ -70,9 +80,10 @@ def compare(
 ) -> None:
     """Run several policies and cache sizes on the same tokens: a table, and two pictures.
 
-    The table gives perplexity, its difference to StreamingLLM at the same cache size, speed, and the memory of keys and
-    values; below it the geometric mean of several inputs. DIR then holds running.png (perplexity over tokens),
-    budget.png (perplexity over cache size), compare.json, compare.parquet, and a file per cell.
+    The table gives perplexity, its difference to StreamingLLM at the same cache size (with a standard error, from
+    blocks of 500 tokens), speed, and the memory of keys and values; below it the geometric mean of several inputs.
+    DIR then holds running.png (perplexity over tokens), budget.png (perplexity over cache size), compare.json,
+    compare.parquet, and a file per cell.
 
     A cell that is done is not run again: start the same command again after Ctrl-C, or add policies, sizes or inputs.
 
@@ -82,6 +93,7 @@ def compare(
       streamh2o compare 'books/*.txt' --cache 256,512 --max-tokens 30000 --out results/books
       streamh2o compare book.txt --policy streamh2o,h2o:recent=64,streamingllm,local
       streamh2o compare book.txt --max-tokens 8000 --against-full
+      streamh2o compare book.txt --from 100000
     """
     from streamh2o.compare import make_columns
     from streamh2o.errors import UsageError
@@ -128,6 +140,8 @@ def compare(
         for text in texts:
             if against_full and text.length > loaded.trained_positions:
                 display.note(_too_long(text, loaded.trained_positions))
+            if text.tokens <= first:
+                raise UsageError(f"--from {first}: {text.source.name} gives {text.tokens} tokens only; lower it.")
         wanted = plan(loaded, texts, columns, against_full)
         finished: list[Cell] = []
         try:
@@ -141,7 +155,7 @@ def compare(
             display.end()
             complete = len(finished) == len(wanted)
             if finished:
-                _report(finished, complete, out, json)
+                _report(finished, complete, out, json, first)
     raise typer.Exit(0 if complete else _INTERRUPTED)
 
 
@@ -171,7 +185,7 @@ def _too_long(text: ReadText, trained: int) -> str:
     )
 
 
-def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> None:
+def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None, first: int) -> None:
     """Tables to stdout, files to `out`."""
     import sys
 
@@ -180,11 +194,11 @@ def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> 
     from streamh2o.report.comparison_plots import plot_budget, plot_running
     from streamh2o.report.visible import visible
 
-    write_json(cells, complete, out / "compare.json")
-    write_parquet(cells, out / "compare.parquet")
+    write_json(cells, complete, out / "compare.json", first)
+    write_parquet(cells, out / "compare.parquet", first)
     plot_running(cells, out / "running.png")
-    plot_budget(cells, out / "budget.png")
-    lines: Any = json_lines([document(cells, complete)])
+    plot_budget(cells, out / "budget.png", first)
+    lines: Any = json_lines([document(cells, complete, first)])
     if str(json) == "-":
         print(lines, end="", flush=True)
         return
@@ -193,7 +207,7 @@ def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> 
     if sys.stdout.isatty():
         from rich.console import Console
 
-        Console().print(rich_tables(rows(cells)))
+        Console().print(rich_tables(rows(cells, first)))
     else:
-        print(plain(rows(cells)))
+        print(plain(rows(cells, first)))
     print(f"\nPictures, JSON and Parquet: {visible(str(out))}", flush=True)

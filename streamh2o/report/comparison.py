@@ -9,6 +9,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from streamh2o.outputs import write_whole
 from streamh2o.perplexity import exp
 from streamh2o.report.tables import count, decimal, size, table
@@ -22,19 +24,26 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MEAN = "geometric mean"
 REFERENCE = "streamingllm"  # what the others are measured against, at the same budget
+BLOCK, LEAST_BLOCKS = 500, 8  # losses of a block, and the fewest blocks, for a standard error
 _HEADERS = ("policy", "cache", "perplexity", "to StreamingLLM", "tokens/s", "keys+values")
 
 
-def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+def rows(cells: Sequence[Cell], first: int = 0) -> list[dict[str, Any]]:
     """A flat row a cell: what Parquet holds.
 
     policy: as the user wrote it; knobs: its fields as JSON. cache: None for all of the text. change: perplexity against
     StreamingLLM's on the same text at the same budget, in percent, below 0 where lower; None where that is missing.
+    change_error: its standard error, in percent, from the differences of blocks of 500 tokens. first: count the losses
+    from this token of the text on, the ones before only having filled the cache.
     """
-    reference = {(id(c.text), c.column.cache): c.result["nll_mean"] for c in cells if c.column.label == REFERENCE}
+    reference = {(id(c.text), c.column.cache): c for c in cells if c.column.label == REFERENCE}
     flat = []
     for cell in cells:
         result, policy = cell.result, cell.column.policy
+        losses, skipped = _counted(cell, first)
+        against = reference.get((id(cell.text), cell.column.cache))
+        difference = None if against is None else losses - _counted(against, first)[0]
+        sums = {name: result[name] for name in _SUMS} if not skipped else _sums(losses)
         knobs = {name: result[name] for name in policy.__dataclass_fields__ if name in result and name != "cache"}
         flat.append(
             {
@@ -43,7 +52,11 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 "policy": cell.column.label,
                 "cache": cell.column.cache,
                 "knobs": json.dumps(knobs),
-                "change": _change(result["nll_mean"], reference.get((id(cell.text), cell.column.cache))),
+                "first": first,
+                "change": None if difference is None else 100 * math.expm1(float(difference.mean(dtype=np.float64))),
+                "change_error": None if difference is None else _standard_error(difference),
+                "tokens": result["tokens"],
+                **sums,
                 **{name: result[name] for name in _COPIED},
                 "model": result["model"]["name"],
                 "fingerprint": result["model"]["fingerprint"],
@@ -54,10 +67,34 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return flat
 
 
+_SUMS = ("scored", "nll_sum", "nll_mean", "ppl", "bits_per_byte", "ppl_word")
 _COPIED = (
-    *("tokens", "scored", "nll_sum", "nll_mean", "ppl", "bits_per_byte", "ppl_word", "seconds", "tokens_per_second"),
-    *("kv_bytes", "max_slots", "evictions", "chunk", "per_head", "dtype", "device", "threads"),
+    *("seconds", "tokens_per_second", "kv_bytes", "max_slots", "evictions", "chunk", "per_head", "dtype", "device"),
+    "threads",
 )
+
+
+def _counted(cell: Cell, first: int) -> tuple[np.ndarray, int]:
+    """The losses of token `first` of the text and later ones, and how many were left out."""
+    skipped = max(0, first - (cell.text.tokens - len(cell.losses)))
+    return cell.losses[skipped:], skipped
+
+
+def _sums(losses: np.ndarray) -> dict[str, Any]:
+    """What `PerplexityRun.result` gives for a whole text; of a part the bytes and words are not known."""
+    total = float(losses.sum(dtype=np.float64))
+    mean = total / len(losses)
+    return {**dict.fromkeys(_SUMS), "scored": len(losses), "nll_sum": total, "nll_mean": mean, "ppl": exp(mean)}
+
+
+def _standard_error(difference: np.ndarray) -> float | None:
+    """Of the mean difference, in percent: neighbouring losses go together, blocks of them hardly do. None where there
+    are too few blocks to tell."""
+    blocks = len(difference) // BLOCK
+    if blocks < LEAST_BLOCKS:
+        return None
+    means = difference[: blocks * BLOCK].reshape(blocks, BLOCK).mean(axis=1, dtype=np.float64)
+    return 100 * float(means.std(ddof=1)) / math.sqrt(blocks)
 
 
 def means(flat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,6 +111,7 @@ def means(flat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         nll = sum(row["nll_mean"] for row in group) / len(group)
         changes = [row["change"] for row in group]
         ratios = None if None in changes else sum(math.log1p(change / 100) for change in changes) / len(changes)
+        errors = [row["change_error"] for row in group]
         seconds = sum(row["seconds"] for row in group)
         found.append(
             {
@@ -82,6 +120,7 @@ def means(flat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "nll_mean": nll,
                 "ppl": exp(nll),
                 "change": None if ratios is None else 100 * math.expm1(ratios),
+                "change_error": None if None in errors else math.hypot(*errors) / len(errors),
                 "tokens_per_second": sum(row["tokens"] for row in group) / seconds if seconds else None,
                 "kv_bytes": max(row["kv_bytes"] for row in group),
             }
@@ -89,19 +128,19 @@ def means(flat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _change(nll: float, reference: float | None) -> float | None:
-    return None if reference is None else 100 * math.expm1(nll - reference)
-
-
 def blocks(flat: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
     """What is shown together: each input's rows under its name, then the means; budgets ascending, the best first."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in flat:
         groups.setdefault((row["input"], row["sha256"]), []).append(row)
-    named = [(f"{name}, {count(group[0]['tokens'])} tokens", group) for (name, _), group in groups.items()]
+    named = [(f"{name}, {_extent(group[0])}", group) for (name, _), group in groups.items()]
     if averaged := means(flat):
         named.append((f"{MEAN} of {len(groups)} inputs", averaged))
     return [(name, sorted(group, key=_order)) for name, group in named]
+
+
+def _extent(row: dict[str, Any]) -> str:
+    return f"{count(row['tokens'])} tokens" + (f", from token {count(row['first'])} on" if row["first"] else "")
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float]:
@@ -113,10 +152,14 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["policy"],
         "all" if row["cache"] is None else count(row["cache"]),
         decimal(row["ppl"]),
-        "-" if row["change"] is None else f"{row['change']:+.2f} %",
+        "-" if row["change"] is None else _percent(row["change"], row["change_error"]),
         decimal(row["tokens_per_second"], 0),
         size(row["kv_bytes"]),
     )
+
+
+def _percent(change: float, error: float | None) -> str:
+    return f"{change:+.2f} %" + (f" ± {error:.2f}" if error else "")
 
 
 def plain(flat: Sequence[dict[str, Any]]) -> str:
@@ -148,31 +191,34 @@ def rich_tables(flat: Sequence[dict[str, Any]]) -> RenderableType:
     return Group(*shown)
 
 
-def document(cells: Sequence[Cell], complete: bool) -> dict[str, Any]:
-    """What `compare.json` holds: every cell's result as `ppl --json` gives it, with the change, and the means."""
-    flat = rows(cells)
+def document(cells: Sequence[Cell], complete: bool, first: int = 0) -> dict[str, Any]:
+    """What `compare.json` holds: every cell's result as `ppl --json` gives it, with the change, and the means.
+
+    first: as in `rows`; the sums of a cell are then those of the counted losses.
+    """
+    flat = rows(cells, first)
     return {
         "schema": SCHEMA,
         "complete": complete,
         "reference": REFERENCE,
         "cells": [
-            {**cell.result, "cache": row["cache"], "change": row["change"]}
+            {**cell.result, **{name: row[name] for name in (*_SUMS, "first", "cache", "change", "change_error")}}
             for cell, row in zip(cells, flat, strict=True)
         ],
         "means": means(flat),
     }
 
 
-def write_json(cells: Sequence[Cell], complete: bool, path: Path) -> None:
+def write_json(cells: Sequence[Cell], complete: bool, path: Path, first: int = 0) -> None:
     """Raises UserError where `path` can't be written."""
-    write_whole(path, (json.dumps(document(cells, complete), allow_nan=False, indent=1) + "\n").encode())
+    write_whole(path, (json.dumps(document(cells, complete, first), allow_nan=False, indent=1) + "\n").encode())
 
 
-def write_parquet(cells: Sequence[Cell], path: Path) -> None:
+def write_parquet(cells: Sequence[Cell], path: Path, first: int = 0) -> None:
     """`rows` as Parquet. Raises UserError where `path` can't be written."""
     import pyarrow
     from pyarrow import parquet
 
     buffer = BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(rows(cells)), buffer)
+    parquet.write_table(pyarrow.Table.from_pylist(rows(cells, first)), buffer)
     write_whole(path, buffer.getvalue())

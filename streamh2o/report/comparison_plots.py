@@ -95,13 +95,13 @@ def _draw_running(
     line[0].set_ylabel("to StreamingLLM, %" if difference else "perplexity so far")
 
 
-def plot_budget(cells: Sequence[Cell], path: Path) -> None:
+def plot_budget(cells: Sequence[Cell], path: Path, first: int = 0) -> None:
     """Perplexity over cache size, as in the lower Figure 5 of arXiv 2306.14048: a panel for each text, and one for the
     geometric mean of several. StreamingLLM is the dashed reference; the model with all of the text is a dotted line.
 
-    Raises UserError where `path` can't be written.
+    first: count the losses from this token on. Raises UserError where `path` can't be written.
     """
-    shown = blocks(rows(cells))
+    shown = blocks(rows(cells, first))
     styles = _styles(cell.column.label for cell in cells)
     caches = sorted({cell.column.cache for cell in cells if cell.column.cache is not None})
     across = min(3, len(shown))
