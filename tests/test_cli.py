@@ -18,7 +18,7 @@ from streamh2o.cli.main import COMMANDS, run
 from tests.tiny_folder import TEXT, make_folder
 
 SMALL = ("--cache", "64", "--chunk", "32", "--dtype", "float32", "--device", "cpu", "--threads", "1")
-PROGRAM = [sys.executable, "-m", "streamh2o.cli.main"]
+PROGRAM = [sys.executable, "-m", "streamh2o"]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,15 @@ def one_sentence(err: str) -> str:
     """The only line of stderr, without the program's name."""
     assert re.fullmatch(r"streamh2o: error: [^\n]+\n", err), err
     return err.removeprefix("streamh2o: error: ").rstrip()
+
+
+def test_ctrl_c_while_the_command_line_is_being_imported_ends_quietly(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    done = subprocess.run(
+        [*PROGRAM, "--help"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # The command line itself

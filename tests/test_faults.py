@@ -26,7 +26,7 @@ from tests.test_resume import SMALL, Outputs
 from tests.tiny import llama
 from tests.tiny_folder import TEXT, make_book, make_folder
 
-PROGRAM = [sys.executable, "-m", "streamh2o.cli.main"]
+PROGRAM = [sys.executable, "-m", "streamh2o"]
 KILLS = 20
 
 
