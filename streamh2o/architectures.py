@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 from streamh2o.errors import UserError
@@ -43,12 +45,14 @@ class Family:
     """One `config.model_type` that is supported.
 
     title: the name people know it by. kinds: the rotation of each layer. learned_positions: each position of the text
-    has an embedding of its own, so that no text can be longer than there are.
+    has an embedding of its own, so that no text can be longer than there are. since: the first release of transformers
+    whose code of this family lets its attention be chosen, where that is not the first one supported.
     """
 
     title: str
     kinds: Callable[[Any], Kinds] = one_table
     learned_positions: bool = False
+    since: str = ""
 
 
 SUPPORTED: dict[str, Family] = {
@@ -60,7 +64,7 @@ SUPPORTED: dict[str, Family] = {
     "gemma3_text": Family("Gemma 3", table_each),
     "gpt2": Family("GPT-2", no_table, learned_positions=True),
     "gpt_neox": Family("GPT-NeoX, Pythia"),
-    "gptj": Family("GPT-J"),
+    "gptj": Family("GPT-J", since="5.24"),
     "granite": Family("Granite"),
     "llama": Family("Llama, SmolLM, SmolLM2"),
     "mistral": Family("Mistral"),
@@ -92,6 +96,11 @@ def require_known(kind: str, name: str) -> None:
 def require_supported(config: Any, name: str) -> None:
     """Raise UserError where the model `name` with this configuration cannot be run."""
     require_known(config.model_type, name)
+    since, installed = SUPPORTED[config.model_type].since, version("transformers")
+    if since and _numbers(installed) < _numbers(since):
+        _refuse(config.model_type, name, f"it needs transformers {since} or later, and {installed} is installed")
+    if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
+        _refuse(config.model_type, name, "its layers scale attention each in its own way")
     if getattr(config.get_text_config(), "use_bidirectional_attention", False):
         _refuse(config.model_type, name, "its tokens look ahead (use_bidirectional_attention)")
 
@@ -99,6 +108,10 @@ def require_supported(config: Any, name: str) -> None:
 def _refuse(kind: str, name: str, reason: str) -> NoReturn:
     known = ", ".join(f"{key} ({family.title})" for key, family in sorted(SUPPORTED.items()))
     raise UserError(f"{name} is a '{kind}' model, which cannot be run: {reason}; supported are {known}.")
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:2])
 
 
 def rotation_kinds(config: Any) -> Kinds:
@@ -117,8 +130,8 @@ def trained_positions(config: Any) -> int:
     return int(config.get_text_config().max_position_embeddings)
 
 
-def positions_for(config: Any, needed: int | None) -> int:
-    """How many positions a stream gets that needs `needed` (cache plus chunk; None: as many as there are).
+def positions_for(config: Any, needed: int) -> int:
+    """How many positions a stream gets whose cache and chunk take `needed`.
 
     That is all that the model was trained on, but for longrope (Phi-3): it has one set of angles for texts up to its
     first length and another for longer ones, and a stream takes the first where it can.
@@ -126,4 +139,4 @@ def positions_for(config: Any, needed: int | None) -> int:
     trained = trained_positions(config)
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     first = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
-    return int(first) if first is not None and needed is not None and needed <= first else trained
+    return int(first) if first is not None and needed <= first else trained

@@ -78,12 +78,14 @@ def load_model(
 
     dtype: auto (bfloat16 where the device is fast in it), float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N
     or mps. Code that a model brings along runs only with `trust_remote_code`.
+    The model is tried on 32 tokens before it is given out (`selftest`).
     Raises UserError where the model is not there, not supported or damaged; UsageError for an unknown dtype or device.
     """
     import torch
     import transformers
 
     from streamh2o.hardware import choose_device, choose_dtype
+    from streamh2o.selftest import require_same
 
     check_transformers(transformers.__version__)
     place = choose_device(device)
@@ -106,7 +108,9 @@ def load_model(
         model.to(place)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{name} does not fit on {place}; use a smaller model or --device cpu.") from error
-    return Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder))
+    made = Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder))
+    require_same(made)
+    return made
 
 
 def load_tokenizer(name: str = DEFAULT_MODEL, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

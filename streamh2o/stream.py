@@ -54,7 +54,7 @@ class Stream:
     ) -> None:
         config = model.config.get_text_config()
         require_supported(model.config, type(model).__name__)
-        trained = positions_for(model.config, policy.cache + chunk if policy.evicts else None)
+        trained = positions_for(model.config, policy.cache + chunk)
         if chunk < 1:
             raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
         if policy.cache > trained:

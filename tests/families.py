@@ -68,7 +68,9 @@ def _grouped(family: str, config: str, variants: dict[str, dict[str, Any]] | Non
     kind = getattr(transformers, config)
 
     def case(variant: str, kv_heads: int, **extra: Any) -> Case:
-        return Case(family, variant, kv_heads, lambda: kind(**SIZES | {"num_key_value_heads": kv_heads} | always | extra))
+        return Case(
+            family, variant, kv_heads, lambda: kind(**SIZES | {"num_key_value_heads": kv_heads} | always | extra)
+        )
 
     cases = [case("", 2), case("mha", 8)]
     return cases + [case(variant, 2, **extra) for variant, extra in (variants or {}).items()]
@@ -165,7 +167,6 @@ CASES: list[Case] = [
     ),
     Case("gptj", "", 8, lambda: transformers.GPTJConfig(**_GPT, rotary_dim=4)),
     Case("gpt2", "", 8, lambda: transformers.GPT2Config(**_GPT)),
-    Case("gpt2", "scaled", 8, lambda: transformers.GPT2Config(**_GPT, scale_attn_by_inverse_layer_idx=True)),
     Case("opt", "", 8, lambda: transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=64)),
     Case(
         "opt",
