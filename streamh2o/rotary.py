@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +39,22 @@ class Rotary:
         return cls([made[kind] for kind in kinds], positions)
 
 
+@contextmanager
+def _first_angles(module: Any, kind: str | None) -> Iterator[None]:
+    """Undo, for the block, what a text longer than the first length did to the angles of dynamic NTK."""
+    prefix = "" if kind is None else f"{kind}_"
+    types: Any = getattr(module, "rope_type", None)
+    if "dynamic" not in str(types if kind is None else types[kind]):
+        yield
+        return
+    now = getattr(module, f"{prefix}inv_freq")
+    setattr(module, f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq").to(now.device).clone())
+    try:
+        yield
+    finally:
+        setattr(module, f"{prefix}inv_freq", now)
+
+
 @dataclass
 class RotaryTable:
     """Cosines and sines of every in-cache position, float32, taken from the model's own rotary module.
@@ -65,12 +82,10 @@ class RotaryTable:
             raise UserError(f"{type(model).__name__} has no rotary position embedding that streamh2o knows.")
         if kind is not None and not hasattr(module, f"{kind}_inv_freq"):
             kind = None  # older transformers: OLMo 3 has one table for all
-        with torch.no_grad():
-            # A first, short call undoes what a long text did to frequencies that follow the length (dynamic NTK).
-            for count in (1, positions):
-                ids = torch.arange(count, device=device)[None]
-                extra = () if kind is None else (kind,)
-                first, second = module(torch.zeros(1, device=device), ids, *extra)  # each [1, positions, ...]
+        with torch.no_grad(), _first_angles(module, kind):
+            ids = torch.arange(positions, device=device)[None]
+            extra = () if kind is None else (kind,)
+            first, second = module(torch.zeros(1, device=device), ids, *extra)  # each [1, positions, ...]
         if hasattr(module, "embed_positions"):  # GPT-J: sines first, one for each pair
             table = cls(second[0].float().contiguous(), first[0].float().contiguous(), "interleaved")
             table._check_against(module, first, second)
