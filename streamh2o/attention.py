@@ -59,10 +59,17 @@ class Branches:
 
 
 def rotated(
-    cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, branches: Branches | None = None
+    cache: SlotCache,
+    layer: LayerSlots,
+    query: Tensor,
+    scaling: float,
+    branches: Branches | None = None,
+    number: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer."""
-    rotary, chunk = cache.rotary, query.shape[2]
+    """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer `number`."""
+    rotary, chunk = cache.rotary.tables[number], query.shape[2]
+    if rotary is None:
+        return query * scaling, layer.keys[:, :, : layer.used]
     first, runs = in_cache_positions(cache, layer, chunk)
     newest: Any = slice(first, first + chunk)
     if branches is not None:
@@ -84,11 +91,44 @@ def _future(chunk: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((chunk, chunk), -math.inf, dtype=dtype, device=device).triu(1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def beyond_window(
+    cache: SlotCache, layer: LayerSlots, chunk: int, window: int | None, branches: Branches | None = None
+) -> Tensor | None:
+    """True where a layer that looks back over `window` tokens cannot see: [batch or 1, kv_heads or 1, 1, C, n + C].
+
+    Distances are those inside the cache, as the rotation has them: what the model sees is a text made of the kept
+    tokens. So a layer whose window is larger than the cache sees all of it, sinks too. None where nothing is hidden.
+    """
+    if window is None:
+        return None
+    first, runs = in_cache_positions(cache, layer, chunk)
+    if first + chunk <= window:
+        return None
+    device = layer.source_index.device
+    queries = first + (torch.arange(chunk, device=device) if branches is None else branches.offsets)
+    places = layer.source_index[:, :, : layer.used].clone()  # [batch, kv_heads, n + C]
+    for start, end, position in runs:
+        run = position
+        if isinstance(position, int):
+            run = torch.arange(position, position + end - start, device=device)
+        places[:, :, start:end] = run
+    places[:, :, layer.used - chunk :] = queries
+    return (queries[:, None] - places[:, :, None, None, :]) >= window
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None = None,
+    hidden: Tensor | None = None,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """Causal attention of the last C of n + C slots.
 
     query: rotated and scaled, [batch, heads, C, head_dim]; keys, values: [batch, kv_heads, n + C, head_dim]. mask:
-    [C, C], added to the logits of the last C slots in place of the causal one.
+    [C, C], added to the logits of the last C slots in place of the causal one. hidden: as `beyond_window` gives it.
+    softcap: logits are squeezed below it by a tanh (Gemma 2).
     Returns the output [batch, heads, C, head_dim] and the probabilities [batch, kv_heads, group, C, n + C], in the
     type of the query; the softmax is computed in float32.
     """
@@ -100,6 +140,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = No
         logits = torch.bmm(grouped.float(), flat_keys.float().transpose(1, 2))
     else:
         logits = torch.bmm(grouped, flat_keys.transpose(1, 2))
+    if softcap:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    if hidden is not None:
+        logits.view(batch, kv_heads, -1, chunk, slots).masked_fill_(hidden, -math.inf)
     if chunk > 1:
         newest = logits.view(batch * kv_heads, -1, chunk, slots)[..., slots - chunk :]
         newest += _future(chunk, logits.dtype, logits.device) if mask is None else mask.to(logits.dtype)
@@ -167,30 +211,48 @@ def attend_blocked(
 
 
 def attend_and_sum(
-    query: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, far: int = 0
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weights: Tensor | None,
+    far: int = 0,
+    hidden: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Output [batch, heads, C, head_dim], and the column sums where `weights` [C] are given, by the faster way."""
-    if query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[2] >= 16:
+    plain = hidden is None and not softcap
+    if plain and query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[2] >= 16:
         return attend_blocked(query, keys, values, weights, far)
-    output, probabilities = attend(query, keys, values)
+    output, probabilities = attend(query, keys, values, None, hidden, softcap)
     return output, None if weights is None else column_sums(probabilities, weights, far)
 
 
-def _attend_and_score(cache: SlotCache, layer: LayerSlots, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend_and_score(
+    cache: SlotCache,
+    layer: LayerSlots,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    hidden: Tensor | None,
+    softcap: float | None,
+) -> Tensor:
     """The output [batch, heads, C, head_dim]; what the slots received goes to the layer's scores."""
     policy, chunk = cache.policy, query.shape[2]
     weights = policy.query_weights(chunk, query.device) if policy.scored else None
     newest_weights = policy.newest_weights(chunk, query.device)
     if newest_weights is None:
-        output, sums = attend_and_sum(query, keys, values, weights, policy.far)
+        output, sums = attend_and_sum(query, keys, values, weights, policy.far, hidden, softcap)
     else:
-        output, probabilities = attend(query, keys, values)
+        output, probabilities = attend(query, keys, values, None, hidden, softcap)
         sums = None if weights is None else column_sums(probabilities, weights, policy.far)
         layer.newest = column_sums(probabilities, newest_weights)
     if sums is not None:
         layer.scores[:, :, : layer.used] *= policy.fade(chunk)
         layer.scores[:, :, : sums.shape[-1]] += sums
     return output
+
+
+_UNKNOWN = {"s_aux", "position_bias", "alibi", "head_mask"}  # what would change the result and is not dealt with
 
 
 def attention_forward(
@@ -201,19 +263,28 @@ def attention_forward(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What `transformers` calls in place of its own attention, right after `SlotCache.update` of the same layer."""
     cache, layer = take_appended()
     chunk = query.shape[2]
+    for name in _UNKNOWN.intersection(kwargs):
+        if kwargs[name] is not None:
+            raise UserError(f"{type(module).__name__} gives its attention '{name}', which streamh2o does not know.")
     branches = cache.probe if isinstance(cache.probe, Branches) else None
-    queries, keys = rotated(cache, layer, query, query.shape[-1] ** -0.5 if scaling is None else scaling, branches)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    number: Any = module.layer_idx
+    queries, keys = rotated(cache, layer, query, scaling, branches, number)
     values = layer.values[:, :, : layer.used]
+    hidden = beyond_window(cache, layer, chunk, sliding_window, branches)
     if cache.probe is not None:
-        output, probabilities = attend(queries, keys, values, None if branches is None else branches.mask)
+        mask = None if branches is None else branches.mask
+        output, probabilities = attend(queries, keys, values, mask, hidden, softcap)
         cache.probe(layer, probabilities)
     else:
-        output = _attend_and_score(cache, layer, queries, keys, values)
+        output = _attend_and_score(cache, layer, queries, keys, values, hidden, softcap)
     cache.layer_done(layer, chunk)
     return output.transpose(1, 2), None
 
@@ -230,7 +301,10 @@ def attach(model: PreTrainedModel) -> None:
     if depth == 0:
         model.set_attn_implementation(NAME)
         if model.config._attn_implementation != NAME:
-            raise UserError(f"{type(model).__name__} does not let its attention be chosen; it is not supported.")
+            raise UserError(
+                f"{type(model).__name__} computes attention itself in the installed transformers and lets no other be "
+                "chosen, so it cannot be run; a newer transformers may."
+            )
     _attached[model] = (depth + 1, original)
 
 

@@ -126,7 +126,9 @@ class SlotCache(Cache):
         return self.tokens
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
-        return int(query_length) + self.tokens, 0
+        if isinstance(query_length, Tensor):  # before transformers 5.6: the positions of the queries
+            query_length = query_length.shape[0] if query_length.dim() else int(query_length)
+        return query_length + self.tokens, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.tokens

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamh2o.errors import UserError
 
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
     from streamh2o.models import Loaded
 
-TEXT = (
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, it "
-    "was the epoch of belief, it was the epoch of incredulity, it was the season of Light."
-)
-# Mean difference of a token's loss, in nats, that rounding explains: sums in another order, in so many bits.
-TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 _CHUNK, _SLOTS = 16, 24
 
 
@@ -93,7 +87,7 @@ def check_models() -> Iterator[Finding]:
 def _load(model: str, dtype: str, device: str, loaded: list[Loaded]) -> Iterator[Finding]:
     from streamh2o.models import load_model
 
-    one = load_model(model, dtype=dtype, device=device)
+    one = load_model(model, dtype=dtype, device=device, selftest=False)  # `check_losses` tells more
     loaded.append(one)
     yield Finding("device", f"{one.device}, {_why_device(device, one.device)}")
     number = str(one.dtype).removeprefix("torch.")
@@ -133,43 +127,20 @@ def check_memory(loaded: Loaded, cache: int = 1024, chunk: int = 256) -> Iterato
 
 def check_losses(loaded: Loaded) -> Iterator[Finding]:
     """One by one, in chunks, and by plain `transformers`: the same losses. And a cache that evicts keeps its budget."""
-    import torch
-
     from streamh2o.policies import make_policy
+    from streamh2o.selftest import TOLERANCE, plain, streamed, text_ids
 
-    ids = torch.tensor([loaded.tokenizer(TEXT, add_special_tokens=False).input_ids[:96]])
-    room = min(loaded.trained_positions - _CHUNK, ids.shape[1])
-    ids = ids[:, :room]
-    plain = _plain(loaded.model, ids)
-    policy = make_policy("streamingllm", cache=room)
-    serial, chunked = (_streamed(loaded.model, policy, ids, chunk)[0] for chunk in (1, _CHUNK))
+    ids = text_ids(loaded, 96, _CHUNK)
+    dense = plain(loaded.model, ids)
+    policy = make_policy("streamingllm", cache=ids.shape[1])
+    serial, chunked = (streamed(loaded.model, policy, ids, chunk)[0] for chunk in (1, _CHUNK))
     limit = TOLERANCE[str(loaded.dtype).removeprefix("torch.")]
-    for name, other in (("token by token", serial), ("transformers' own attention", plain)):
+    for name, other in (("token by token", serial), ("transformers' own attention", dense)):
         difference = float((chunked - other).abs().mean())
         line = (
             f"chunks of {_CHUNK} against {name}: {difference:.1e} nats apart in the mean, up to {limit:g} is rounding"
         )
         yield Finding("losses", line, difference <= limit)
-    _, evictions, most = _streamed(loaded.model, make_policy("streamh2o", cache=_SLOTS), ids, _CHUNK)
+    _, evictions, most = streamed(loaded.model, make_policy("streamh2o", cache=_SLOTS), ids, _CHUNK)
     good = most <= _SLOTS and (evictions > 0 or ids.shape[1] <= _SLOTS)
     yield Finding("cache", f"{evictions} evictions, at most {most} of {_SLOTS} slots held", good)
-
-
-def _streamed(model: Any, policy: Any, ids: torch.Tensor, chunk: int) -> tuple[torch.Tensor, int, int]:
-    """Losses [count - 1] of `ids` [1, count], evictions, and the most slots held."""
-    import torch
-
-    from streamh2o.stream import Stream
-
-    with Stream(model, policy, chunk=chunk) as stream:
-        parts = [stream.feed(ids[:, start : start + chunk]).losses[0] for start in range(0, ids.shape[1], chunk)]
-        return torch.cat(parts).cpu(), stream.evictions, stream.max_slots
-
-
-def _plain(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """What `transformers` alone says of the same tokens."""
-    import torch
-
-    with torch.inference_mode():
-        logits = model(ids.to(model.device)).logits[0, :-1].float().cpu()
-    return torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")

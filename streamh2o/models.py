@@ -72,18 +72,24 @@ class Loaded:
 
 
 def load_model(
-    name: str = DEFAULT_MODEL, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
+    name: str = DEFAULT_MODEL,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    selftest: bool = True,
 ) -> Loaded:
     """Load the model called `name`: a named one (smollm2-135m), a Hugging Face folder, a `.gguf` file or a hub id.
 
     dtype: auto (bfloat16 where the device is fast in it), float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N
     or mps. Code that a model brings along runs only with `trust_remote_code`.
+    selftest: try the model on 32 tokens before it is given out.
     Raises UserError where the model is not there, not supported or damaged; UsageError for an unknown dtype or device.
     """
     import torch
     import transformers
 
     from streamh2o.hardware import choose_device, choose_dtype
+    from streamh2o.selftest import require_same
 
     check_transformers(transformers.__version__)
     place = choose_device(device)
@@ -106,7 +112,10 @@ def load_model(
         model.to(place)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{name} does not fit on {place}; use a smaller model or --device cpu.") from error
-    return Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder))
+    made = Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder))
+    if selftest:
+        require_same(made)
+    return made
 
 
 def load_tokenizer(name: str = DEFAULT_MODEL, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

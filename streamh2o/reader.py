@@ -64,7 +64,7 @@ class TokenReader:
         self._tokenizer = IncrementalTokenizer(tokenizer, allow_special=allow_special, window=window)
         self._place = Place(*state["place"]) if state and state["place"] else None
         self._decoder = Utf8Decoder(source.name, errors, newline, self._place.byte if self._place else 0)
-        self._bos = _bos_id(tokenizer, bos)
+        self._bos = bos_id(tokenizer, bos)
         self._allow_special = allow_special
         self._max_tokens = max_tokens
         self._start = state
@@ -74,6 +74,7 @@ class TokenReader:
         self.bos_added: bool = state["bos_added"] if state else False
         self.complete = False
         self._hash = hashlib.sha256()
+        self._head = self._tail = b""  # first and last bytes handed out
         self._part: _Part | None = None
         self._given = 0  # tokens of the current part handed out
         self._hashed = 0  # bytes of the current part hashed
@@ -106,6 +107,13 @@ class TokenReader:
     def sha256(self) -> str:
         """Hex digest of the first `bytes_read` bytes of the input."""
         return self._hash.hexdigest()
+
+    @property
+    def split_words(self) -> int:
+        """How many parts white space splits the text into, with an empty one before or after it (`re.split`)."""
+        before = self._head.decode("utf-8-sig", "ignore")[:1].isspace()
+        after = self._tail.decode("utf-8", "ignore")[-1:].isspace()
+        return (self.words_read + before + after) if self.words_read else 1 + before
 
     def close(self) -> None:
         """Stops reading. Never waits for a pipe: a thread that is blocked on one ends with the process."""
@@ -187,7 +195,10 @@ class TokenReader:
         ended = self._given == len(piece.ids)
         self.bytes_read = piece.end if ended else int(piece.starts[self._given])
         self.words_read = piece.end_words if ended else int(piece.words[self._given])
-        self._hash.update(raw[self._hashed : self.bytes_read - start])
+        taken = raw[self._hashed : self.bytes_read - start]
+        self._hash.update(taken)
+        self._head = (self._head + taken[:8])[:8]
+        self._tail = (self._tail + taken[-8:])[-8:]
         self._hashed = self.bytes_read - start
         self._place = piece.place._replace(skip=piece.place.skip + self._given)
         self.complete = ended and piece.last and self._undecodable is None
@@ -285,7 +296,7 @@ class TokenReader:
             thread.join(timeout=0.3)
 
 
-def _bos_id(tokenizer: Any, bos: str) -> int | None:
+def bos_id(tokenizer: Any, bos: str) -> int | None:
     """The id to put first, if any; "auto" asks the tokenizer what it does itself."""
     if bos not in ("auto", "yes", "no"):
         raise UsageError(f"--bos {bos}: must be auto, yes or no")

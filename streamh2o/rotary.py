@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from streamh2o.architectures import rotation_kinds
 from streamh2o.errors import UserError
 
 Style = Literal["half", "interleaved"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Rotary:
+    """How each layer of a model rotates: `tables[layer]`, or None where the layer knows no positions (NoPE).
+
+    positions: how many in-cache positions there are, which is the length the model was trained for.
+    """
+
+    tables: Sequence[RotaryTable | None]
+    positions: int
+
+    @classmethod
+    def from_model(cls, model: nn.Module, positions: int) -> Rotary:
+        """Read the tables off `model`. Raises UserError where it has no rotary module we understand."""
+        config: Any = model.config
+        kinds = rotation_kinds(config)
+        made: dict[str | None, RotaryTable | None] = {None: None}
+        for kind in kinds:
+            if kind not in made:
+                made[kind] = RotaryTable.from_model(model, positions, kind or None)
+        return cls([made[kind] for kind in kinds], positions)
+
+
+@contextmanager
+def _first_angles(module: Any, kind: str | None) -> Iterator[None]:
+    """Undo, for the block, what a text longer than the first length did to the angles of dynamic NTK."""
+    prefix = "" if kind is None else f"{kind}_"
+    types: Any = getattr(module, "rope_type", None)
+    if "dynamic" not in str(types if kind is None else types[kind]):
+        yield
+        return
+    now = getattr(module, f"{prefix}inv_freq")
+    setattr(module, f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq").to(now.device).clone())
+    try:
+        yield
+    finally:
+        setattr(module, f"{prefix}inv_freq", now)
+
+
+@dataclass
+class RotaryTable:
     """Cosines and sines of every in-cache position, float32, taken from the model's own rotary module.
 
     `cos` and `sin` are [positions, rotary_dim / 2]. The module's `attention_scaling` (YaRN, longrope) is divided
@@ -29,26 +70,29 @@ class Rotary:
     style: Style = "half"
 
     @property
-    def positions(self) -> int:
-        """How many positions the tables hold: the length the model was trained for."""
-        return self.cos.shape[0]
-
-    @property
     def rotary_dim(self) -> int:
         return 2 * self.cos.shape[1]
 
     @classmethod
-    def from_model(cls, model: nn.Module, positions: int) -> Rotary:
-        """Read the tables off `model`. Raises UserError where the model has no rotary module we understand."""
-        module = next((m for m in model.modules() if hasattr(m, "inv_freq") and hasattr(m, "forward")), None)
-        if module is None:
-            raise UserError(f"{type(model).__name__} has no rotary position embedding, which streaming needs.")
+    def from_model(cls, model: nn.Module, positions: int, kind: str | None = None) -> RotaryTable:
+        """The table of the layers of one `kind` (`config.layer_types`; None: all layers share one)."""
         device = next(model.parameters()).device
-        ids = torch.arange(positions, device=device)[None]
-        with torch.no_grad():
-            cos, sin = module(torch.zeros(1, device=device), ids)  # each [1, positions, rotary_dim]
-        scaling = float(getattr(module, "attention_scaling", 1.0))
-        cos, sin = cos[0].float() / scaling, sin[0].float() / scaling
+        module: Any = next((m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding")), None)
+        if module is None:
+            raise UserError(f"{type(model).__name__} has no rotary position embedding that streamh2o knows.")
+        if kind is not None and not hasattr(module, f"{kind}_inv_freq"):
+            kind = None  # older transformers: OLMo 3 has one table for all
+        with torch.no_grad(), _first_angles(module, kind):
+            ids = torch.arange(positions, device=device)[None]
+            extra = () if kind is None else (kind,)
+            first, second = module(torch.zeros(1, device=device), ids, *extra)  # each [1, positions, ...]
+        if hasattr(module, "embed_positions"):  # GPT-J: sines first, one for each pair
+            table = cls(second[0].float().contiguous(), first[0].float().contiguous(), "interleaved")
+            table._check_against(module, first, second)
+            return table
+        name = "attention_scaling" if kind is None else f"{kind}_attention_scaling"
+        scaling = float(getattr(module, name, 1.0))
+        cos, sin = first[0].float() / scaling, second[0].float() / scaling
         half = cos.shape[-1] // 2
         if torch.equal(cos[:, :half], cos[:, half:]):
             table = cls(cos[:, :half].contiguous(), sin[:, :half].contiguous(), "half")
@@ -56,17 +100,20 @@ class Rotary:
             table = cls(cos[:, 0::2].contiguous(), sin[:, 0::2].contiguous(), "interleaved")
         else:
             raise UserError(f"The rotary layout of {type(model).__name__} is not one that streamh2o knows.")
-        table._check_against(module, cos, sin)
+        table._check_against(module, first / scaling, second / scaling)
         return table
 
-    def _check_against(self, module: nn.Module, cos: Tensor, sin: Tensor) -> None:
+    def _check_against(self, module: nn.Module, first: Tensor, second: Tensor) -> None:
         """Compare with the helper of the model's own file, so that a family that pairs otherwise is refused."""
         helper: Any = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
         if helper is None:
             return
-        n = min(16, self.positions)
-        x = torch.randn(1, 1, n, self.rotary_dim, generator=torch.Generator().manual_seed(0)).to(cos.device)
-        expected, _ = helper(x, x, cos[None, :n], sin[None, :n])
+        n = min(16, self.cos.shape[0])
+        x = torch.randn(1, 1, n, self.rotary_dim, generator=torch.Generator().manual_seed(0)).to(self.cos.device)
+        if hasattr(module, "embed_positions"):
+            expected = helper(x.transpose(1, 2), first[:, :n], second[:, :n]).transpose(1, 2)
+        else:
+            expected, _ = helper(x, x, first[:, :n], second[:, :n])
         if not torch.allclose(self.rotate(x, self.cos[:n], self.sin[:n]), expected, atol=1e-4):
             raise UserError(f"The rotation of {type(module).__name__} is not one that streamh2o knows.")
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from streamh2o.attention import attach, detach
+from streamh2o.architectures import learned_positions, positions_for, require_supported
+from streamh2o.attention import Branches, attach, detach
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.head import logits_function, losses
@@ -52,7 +53,8 @@ class Stream:
         per_query_head: bool = False,
     ) -> None:
         config = model.config.get_text_config()
-        trained: int = config.max_position_embeddings
+        require_supported(model.config, type(model).__name__)
+        trained = positions_for(model.config, policy.cache + chunk)
         if chunk < 1:
             raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
         if policy.cache > trained:
@@ -66,6 +68,7 @@ class Stream:
             )
         if not policy.evicts:
             policy = replace(policy, cache=trained, recent=trained - policy.sinks)
+        self.learned_positions = learned_positions(model.config)
         self.model, self.policy, self.chunk, self.batch = model, policy, chunk, batch
         self.trained = trained
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -74,7 +77,7 @@ class Stream:
         self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
         self.tokens = 0  # read so far
         self.scored = 0  # losses given so far, per sequence
-        self._decoder: Any = model.base_model
+        self._decoder: Any = model.get_decoder()
         self._logits = logits_function(model)
         self._cache_argument = cache_argument(model)
         self._last_hidden: Tensor | None = None  # [batch, 1, hidden_size], predicts the next chunk's first token
@@ -136,14 +139,27 @@ class Stream:
         return self._forward(ids)[:, -n:]
 
     def _forward(self, ids: Tensor) -> Tensor:
-        # Position zero makes the model's own rotation the identity; the attention rotates by itself.
-        arguments = {
-            self._cache_argument: self.cache,
-            "use_cache": True,
-            "position_ids": torch.zeros_like(ids),
-        }
+        arguments = {self._cache_argument: self.cache, "use_cache": True, "position_ids": self._position_ids(ids)}
         states: Tensor = self._decoder(input_ids=ids, **arguments).last_hidden_state
         return states
+
+    def _position_ids(self, ids: Tensor) -> Tensor:
+        """Zeros make the model's own rotation the identity, and the attention rotates by itself.
+
+        Learned positions are those of the text: they are part of what a slot holds, and cannot be given anew.
+        """
+        if not self.learned_positions:
+            return torch.zeros_like(ids)
+        offsets = torch.arange(ids.shape[1], device=ids.device)
+        if isinstance(self.cache.probe, Branches):
+            offsets = self.cache.probe.offsets
+        positions = (self.cache.tokens + offsets).expand_as(ids)
+        if int(positions.max()) >= self.trained:
+            raise UserError(
+                f"A '{self.model.config.model_type}' model has learned {self.trained} positions, one for each token of "
+                f"a text; use --max-tokens {self.trained}, or a model with rotary positions."
+            )
+        return positions
 
     @torch.inference_mode()
     def probe(self, ids: Tensor, observe: Callable[[LayerSlots, Tensor], None]) -> Tensor:
@@ -211,4 +227,4 @@ class Stream:
 
 def cache_argument(model: PreTrainedModel) -> str:
     """How this release of transformers calls the cache: `cache` from 5.23 on, `past_key_values` before."""
-    return "cache" if "cache" in inspect.signature(model.base_model.forward).parameters else "past_key_values"
+    return "cache" if "cache" in inspect.signature(model.get_decoder().forward).parameters else "past_key_values"

@@ -133,7 +133,7 @@ def test_after_ten_thousand_evictions_a_rotated_key_equals_a_fresh_rotation():
         layer = stream.cache.slots[0]
         assert torch.equal(layer.keys[:, :, :2], first_keys)
         _, keys = rotated(stream.cache, layer, torch.zeros(1, 8, 1, 8), 1.0)
-        rotary = stream.cache.rotary
+        rotary = stream.cache.rotary.tables[0]
         for slot in range(layer.used):
             fresh = rotary.rotate(layer.keys[:, :, slot : slot + 1], rotary.cos[slot], rotary.sin[slot])
             assert (keys[:, :, slot : slot + 1] - fresh).abs().max() < 1e-6

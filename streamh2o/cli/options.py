@@ -11,6 +11,7 @@ import typer
 from streamh2o.errors import UsageError
 
 _MODEL, _CACHE, _INPUT, _OUTPUT, _CHECKPOINT = "Model", "Cache", "Input", "Output", "Checkpoint"
+_DEFINITION = "Definition of perplexity"
 
 
 def _one_of(option: str, *values: str) -> Callable[[str | None], str | None]:
@@ -137,6 +138,35 @@ Chunk = Annotated[
     int,
     typer.Option(
         metavar="N", rich_help_panel=_CACHE, help="Tokens of one forward pass; the cache evicts after each pass."
+    ),
+]
+
+PplDef = Annotated[
+    str,
+    typer.Option(
+        "--ppl-def",
+        metavar="stream|hf|llamacpp|lmeval",
+        callback=_one_of("--ppl-def", "stream", "hf", "llamacpp", "lmeval"),
+        rich_help_panel=_DEFINITION,
+        help="Which tokens are scored, and with which context: this project's stream, or as another tool does it.",
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=_DEFINITION,
+        show_default="the tool's",
+        help="Most tokens the model reads at once, where --ppl-def is not stream.",
+    ),
+]
+Stride = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        rich_help_panel=_DEFINITION,
+        show_default="512",
+        help="How far apart the windows of --ppl-def hf begin.",
     ),
 ]
 

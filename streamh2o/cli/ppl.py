@@ -26,6 +26,7 @@ _INTERRUPTED = 130
 
 @app.command(cls=ManualCommand)
 def ppl(
+    ctx: typer.Context,
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -49,6 +50,9 @@ def ppl(
     positions: opt.Positions = None,
     per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
+    ppl_def: opt.PplDef = "stream",
+    context: opt.Context = None,
+    stride: opt.Stride = None,
     max_tokens: opt.MaxTokens = None,
     bos: opt.Bos = "auto",
     newline: opt.Newline = "keep",
@@ -82,10 +86,12 @@ def ppl(
       streamh2o ppl book.txt --json - | jq .ppl
       streamh2o ppl hf:./corpus:train:text --max-tokens 100000 --plot run.png
       streamh2o ppl book.txt --log run.jsonl --checkpoint run --resume
+      streamh2o ppl wiki.test.raw --ppl-def llamacpp --context 512
     """
     from streamh2o.errors import UsageError
     from streamh2o.outputs import check_outputs
     from streamh2o.report.plots import check_format
+    from streamh2o.run import RunOptions
     from streamh2o.sources import open_inputs
 
     sources = open_inputs(inputs)
@@ -96,27 +102,36 @@ def ppl(
     if resume and checkpoint is None:
         raise UsageError("--resume goes on from a folder; name it with --checkpoint DIR.")
 
+    options = RunOptions(
+        chunk=chunk,
+        max_tokens=max_tokens,
+        bos=bos,
+        newline=newline,
+        errors=errors,
+        allow_special=allow_special,
+        per_head=per_head,
+    )
+    if ppl_def != "stream":
+        from streamh2o.cli import ppl_def as other
+
+        other.refuse_what_it_has_not(ctx, ppl_def)
+        ask = other.Ask(ppl_def, context, stride, sources, options, outputs, quiet)
+        raise typer.Exit(other.run(ask, model, dtype, device, threads, trust_remote_code))
+    if context is not None or stride is not None:
+        raise UsageError("--context and --stride belong to --ppl-def hf, llamacpp or lmeval; a stream has --cache.")
+
     import torch
 
     from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
     from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
-    from streamh2o.run import RunOptions
 
     knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
     plan = _Plan(
         sources,
         make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs),
-        RunOptions(
-            chunk=chunk,
-            max_tokens=max_tokens,
-            bos=bos,
-            newline=newline,
-            errors=errors,
-            allow_special=allow_special,
-            per_head=per_head,
-        ),
+        options,
         outputs,
         make_display(quiet),
     )

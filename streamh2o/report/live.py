@@ -135,6 +135,8 @@ def time_left(progress: Progress) -> str:
 
 def holds(progress: Progress) -> str:
     """What the cache holds: "512 of 512 slots: 4 sinks, 128 hitters, 380 recent"."""
+    if not progress.composition:
+        return f"windows of {count(progress.budget)} tokens"
     parts = ", ".join(f"{count(slots)} {kind}" for kind, slots in progress.composition.items())
     return f"{count(progress.slots)} of {count(progress.budget)} slots: {parts}"
 

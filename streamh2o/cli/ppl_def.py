@@ -1,0 +1,97 @@
+"""`streamh2o ppl --ppl-def hf|llamacpp|lmeval`: perplexity as other tools define it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from streamh2o.run import RunOptions
+    from streamh2o.text import Source
+
+_INTERRUPTED = 130
+_OF_STREAMS = ("policy", "cache", "sinks", "recent", "hitters", "far", "decay", "positions", "per_head", "chunk")
+_NOT_HERE = (*_OF_STREAMS, "log", "plot", "checkpoint", "checkpoint_every", "resume")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What was asked for."""
+
+    definition: str
+    context: int | None
+    stride: int | None
+    sources: list[Source]
+    options: RunOptions
+    outputs: dict[str, Path | None]
+    quiet: bool
+
+
+def refuse_what_it_has_not(ctx: typer.Context, definition: str) -> None:
+    """Raise UsageError where an option was given that only a stream has."""
+    from streamh2o.errors import UsageError
+
+    refused = [*_NOT_HERE, "bos"] if definition != "hf" else _NOT_HERE
+    for name in refused:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} belongs to --ppl-def stream; --ppl-def {definition} has none.")
+
+
+def run(ask: Ask, model: str, dtype: str, device: str, threads: int | None, trust_remote_code: bool) -> int:
+    """Every input in turn, then the results; returns the exit code."""
+    import torch
+
+    from streamh2o.definitions import make_definition
+    from streamh2o.dense import DefinedRun
+    from streamh2o.errors import UserError
+    from streamh2o.interrupt import Interrupt
+    from streamh2o.machine import physical_cores
+    from streamh2o.models import load_model
+    from streamh2o.outputs import LossWriter
+    from streamh2o.report.live import make_display
+
+    torch.set_num_threads(threads or physical_cores())
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    definition = make_definition(ask.definition, loaded.trained_positions, loaded.tokenizer, ask.context, ask.stride)
+    results: list[dict[str, Any]] = []
+    failure: UserError | None = None
+    with ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
+        observers: list[Any] = []
+        if (nll_out := ask.outputs["--nll-out"]) is not None:
+            observers.append(stack.enter_context(LossWriter(nll_out)))
+        display = stack.enter_context(make_display(ask.quiet))
+        for number, source in enumerate(ask.sources, 1):
+            display.begin(source.name, number, len(ask.sources))
+            with DefinedRun(loaded, source, definition, ask.options) as one:
+                try:
+                    for progress in one.chunks(interrupt):
+                        for observer in (*observers, display):
+                            observer(progress)
+                except UserError as error:
+                    failure = error
+                if failure is None or one.windows:
+                    results.append(one.result())
+            if failure is not None or interrupt.requested:
+                break
+    if results:
+        _report(ask, results)
+    if failure is not None:
+        raise failure
+    return _INTERRUPTED if interrupt.requested else 0
+
+
+def _report(ask: Ask, results: list[dict[str, Any]]) -> None:
+    from streamh2o.outputs import json_lines, write_whole
+    from streamh2o.report.defined import summary
+
+    json = ask.outputs["--json"]
+    if json is not None and str(json) != "-":
+        write_whole(json, json_lines(results).encode())
+    print(json_lines(results) if str(json) == "-" else summary(results) + "\n", end="", flush=True)
