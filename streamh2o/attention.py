@@ -59,15 +59,10 @@ class Branches:
 
 
 def rotated(
-    cache: SlotCache,
-    layer: LayerSlots,
-    query: Tensor,
-    scaling: float,
-    branches: Branches | None = None,
-    number: int = 0,
+    cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, branches: Branches | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer `number`."""
-    rotary, chunk = cache.rotary.tables[number], query.shape[2]
+    """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer."""
+    rotary, chunk = layer.table, query.shape[2]
     if rotary is None:
         return query * scaling, layer.keys[:, :, : layer.used]
     first, runs = in_cache_positions(cache, layer, chunk)
@@ -275,8 +270,7 @@ def attention_forward(
             raise UserError(f"{type(module).__name__} gives its attention '{name}', which streamh2o does not know.")
     branches = cache.probe if isinstance(cache.probe, Branches) else None
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    number: Any = module.layer_idx
-    queries, keys = rotated(cache, layer, query, scaling, branches, number)
+    queries, keys = rotated(cache, layer, query, scaling, branches)
     values = layer.values[:, :, : layer.used]
     hidden = beyond_window(cache, layer, chunk, sliding_window, branches)
     if cache.probe is not None:

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from streamh2o.errors import UserError
 from streamh2o.policies.base import Middle, Policy
-from streamh2o.rotary import Rotary
+from streamh2o.rotary import Rotary, RotaryTable
 
 
 class LayerSlots:
@@ -31,6 +31,7 @@ class LayerSlots:
         self.values = value.new_empty(batch, heads, capacity, value.shape[-1])
         self.scores = torch.zeros(batch, heads, capacity, dtype=torch.float32, device=key.device)
         self.source_index = torch.zeros(batch, heads, capacity, dtype=torch.int64, device=key.device)
+        self.table: RotaryTable | None = None  # how the layer rotates; None where it does not
         self.newest: Tensor | None = None  # [batch, kv_heads, used] of the last pass alone, where the policy asks
         self.used = 0
 
@@ -116,6 +117,7 @@ class SlotCache(Cache):
         if layer_idx == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
             self.slots.append(LayerSlots(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
+            self.slots[-1].table = self.rotary.tables[layer_idx]
         layer = self.slots[layer_idx]
         layer.append(key_states, value_states, self.tokens)
         _appended.pair = self, layer
@@ -248,3 +250,5 @@ class SlotCache(Cache):
             number += 1
         if tokens and number != self.layers_count:
             raise UserError(f"The saved cache holds {number} layers, the model has {self.layers_count}.")
+        for layer, table in zip(self.slots, self.rotary.tables, strict=False):
+            layer.table = table
