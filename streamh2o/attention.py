@@ -18,9 +18,13 @@ from streamh2o.errors import UserError
 NAME = "streamh2o"
 
 
-def in_cache_positions(cache: SlotCache, layer: LayerSlots, chunk: int) -> tuple[int, list[tuple[int, int, Any]]]:
+def in_cache_positions(
+    cache: SlotCache, layer: LayerSlots, chunk: int, room: int | None = None
+) -> tuple[int, list[tuple[int, int, Any]]]:
     """Where the policy puts queries and slots before the rotation.
 
+    chunk: how many of the layer's last slots are the queries' own. room: how many queries these positions have to
+    serve, where there are more to come than the chunk's.
     Returns the position of the chunk's first query, and runs `(start, end, position)` that cover the slots: an int is
     the position of the run's first slot, the others following; a tensor [batch, kv_heads, end - start] gives each
     slot its own. All lie in 0 .. trained length - 1.
@@ -28,7 +32,7 @@ def in_cache_positions(cache: SlotCache, layer: LayerSlots, chunk: int) -> tuple
     policy, n = cache.policy, layer.used - chunk
     if policy.positions == "rolled" or cache.evictions == 0:
         return n, [(0, layer.used, 0)]
-    base = min(cache.tokens, cache.rotary.positions - chunk)
+    base = min(cache.tokens, cache.rotary.positions - (chunk if room is None else room))
     sinks = min(policy.sinks, n)
     middle = max(sinks, n - policy.recent)
     runs: list[tuple[int, int, Any]] = []
@@ -62,6 +66,8 @@ def rotated(
     cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, branches: Branches | None = None
 ) -> tuple[Tensor, Tensor]:
     """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer."""
+    if cache.keeps_rotated:
+        return cache.rotate_new(layer, query, scaling)
     rotary, chunk = cache.rotary, query.shape[2]
     first, runs = in_cache_positions(cache, layer, chunk)
     newest: Any = slice(first, first + chunk)
@@ -204,10 +210,21 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What `transformers` calls in place of its own attention, right after `SlotCache.update` of the same layer."""
-    cache, layer = take_appended()
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    owners = take_appended()
+    if len(owners) == 1:
+        output = _attend(*owners[0], query, scaling)
+    else:
+        rows = query.split([layer.keys.shape[0] for _, layer in owners])
+        output = torch.cat([_attend(*owner, part, scaling) for owner, part in zip(owners, rows, strict=True)])
+    return output.transpose(1, 2), None
+
+
+def _attend(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float) -> Tensor:
+    """The output [batch, heads, C, head_dim] of one layer for the rows that `cache` holds."""
     chunk = query.shape[2]
     branches = cache.probe if isinstance(cache.probe, Branches) else None
-    queries, keys = rotated(cache, layer, query, query.shape[-1] ** -0.5 if scaling is None else scaling, branches)
+    queries, keys = rotated(cache, layer, query, scaling, branches)
     values = layer.values[:, :, : layer.used]
     if cache.probe is not None:
         output, probabilities = attend(queries, keys, values, None if branches is None else branches.mask)
@@ -215,7 +232,7 @@ def attention_forward(
     else:
         output = _attend_and_score(cache, layer, queries, keys, values)
     cache.layer_done(layer, chunk)
-    return output.transpose(1, 2), None
+    return output
 
 
 AttentionInterface.register(NAME, attention_forward)

@@ -75,13 +75,21 @@ class LayerSlots:
 _appended = threading.local()
 
 
-def take_appended() -> tuple[SlotCache, LayerSlots]:
-    """The cache and layer of the `update` that has just run in this thread; the attention that follows is theirs."""
-    pair: tuple[SlotCache, LayerSlots] | None = getattr(_appended, "pair", None)
-    if pair is None:
+Owners = list[tuple["SlotCache", LayerSlots]]
+
+
+def tell_appended(owners: Owners) -> None:
+    """Name the caches and layers to which the attention that follows in this thread belongs, in the order of rows."""
+    _appended.owners = owners
+
+
+def take_appended() -> Owners:
+    """The caches and layers of the `update` that has just run in this thread; the attention that follows is theirs."""
+    owners: Owners | None = getattr(_appended, "owners", None)
+    if owners is None:
         raise UserError("The model is attached to streamh2o but was called without its cache; detach it first.")
-    _appended.pair = None
-    return pair
+    _appended.owners = None
+    return owners
 
 
 class SlotCache(Cache):
@@ -104,6 +112,10 @@ class SlotCache(Cache):
         self.max_slots = 0
         self.probe: Callable[[LayerSlots, Tensor], None] | None = None  # sees the probabilities, instead of scoring
 
+    def rotate_new(self, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """Rotated queries times `scaling`, and all rotated keys of the layer, of which only the newest are computed."""
+        raise NotImplementedError
+
     # What `transformers` calls
 
     def update(
@@ -115,10 +127,10 @@ class SlotCache(Cache):
             value_states = value_states.repeat_interleave(self.group, dim=1)
         if layer_idx == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(LayerSlots(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
+            self.slots.append(self.new_layer(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
         layer = self.slots[layer_idx]
         layer.append(key_states, value_states, self.tokens)
-        _appended.pair = self, layer
+        tell_appended([(self, layer)])
         return layer.keys[:, :, : layer.used], layer.values[:, :, : layer.used]
 
     def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:

@@ -1,0 +1,139 @@
+"""Token by token: slots whose keys stay rotated from one eviction to the next."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from streamh2o.attention import in_cache_positions
+from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.policies.base import Policy
+from streamh2o.rotary import Rotary
+
+
+class RotatedSlots(LayerSlots):
+    """Slots with a rotated copy of the keys beside them: `rotated` [batch, kv_heads, capacity, head_dim].
+
+    The copy is made from the un-rotated keys, so that nothing drifts. `source_index` of the newest slots is written
+    when it is needed, by the cache.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
+        with torch.inference_mode(False):  # what is made in inference mode could not be written outside it later
+            super().__init__(key, value, capacity)
+            self.rotated = torch.empty_like(self.keys)
+
+    def append(self, key: Tensor, value: Tensor, first: int) -> None:
+        start, end = self.used, self.used + key.shape[2]
+        if end > self.capacity:
+            self._grow(end)
+        self.keys[:, :, start:end] = key
+        self.values[:, :, start:end] = value
+        self.used = end
+
+    def _grow(self, needed: int) -> None:
+        old = self.rotated
+        with torch.inference_mode(False):
+            super()._grow(needed)
+            self.rotated = torch.empty_like(self.keys)
+        self.rotated[:, :, : self.used] = old[:, :, : self.used]
+
+    def rows(self, index: Tensor) -> RotatedSlots:
+        """A copy of the rows `index` [n] of the batch."""
+        copy = object.__new__(RotatedSlots)
+        copy.__dict__.update(self.__dict__)
+        with torch.inference_mode(False):
+            for name in ("keys", "values", "rotated", "scores", "source_index"):
+                setattr(copy, name, getattr(self, name).index_select(0, index.to(self.keys.device)))
+        if self.newest is not None:
+            copy.newest = self.newest.index_select(0, index.to(self.newest.device))
+        return copy
+
+
+class DecodingCache(SlotCache):
+    """A SlotCache for decoding: it evicts every `evict_every` steps, and rotates old keys only when it has evicted.
+
+    From one eviction to the next every slot keeps the position it got after the first of them, and the tokens that come
+    count on from there: what a chunk of as many tokens would see. A pass of several tokens evicts at its end.
+    At most policy.cache + chunk slots are held; the room above the budget is what the steps between evictions fill.
+    """
+
+    new_layer = RotatedSlots
+    keeps_rotated = True
+
+    def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int, evict_every: int) -> None:
+        super().__init__(policy, rotary, layers_count, chunk)
+        self.evict_every = min(evict_every, chunk)
+        self._start()
+
+    def _start(self) -> None:
+        self._first = 0  # position of the first token after the last eviction
+        self._mark = 0  # slots then
+        self._mark_tokens = 0  # tokens of the stream then
+        self._begun = 0, 0  # tokens and slots before the pass at hand
+
+    def begin(self, count: int) -> None:
+        """Before a pass of `count` tokens, make room for them."""
+        if self.policy.evicts and self.used + count > self.policy.cache + self.chunk:
+            self._evict()
+        self._begun = self.tokens, self.used
+
+    def undo(self) -> None:
+        """Take back a pass that did not come to its end."""
+        tokens, used = self._begun
+        if self.tokens != tokens:
+            return
+        for layer in self.slots:
+            layer.used = used
+            layer.scores[:, :, used:] = 0
+
+    def layer_done(self, layer: LayerSlots, new_tokens: int) -> None:
+        if len(self.slots) < self.layers_count or layer is not self.slots[-1]:
+            return
+        self.tokens += new_tokens
+        self.max_slots = max(self.max_slots, layer.used)
+        if self.policy.evicts:
+            over = layer.used - self.policy.cache
+            if over >= self.evict_every or (over > 0 and new_tokens > 1):
+                self._evict()
+
+    def settle(self) -> None:
+        """Write the source indices of the slots that have come since the last eviction."""
+        for layer in self.slots:
+            count = layer.used - self._mark
+            newest = torch.arange(self._mark_tokens, self._mark_tokens + count, device=layer.keys.device)
+            layer.source_index[:, :, self._mark : layer.used] = newest
+
+    def _evict(self) -> None:
+        self.settle()
+        super()._evict()
+        self._mark, self._mark_tokens = self.policy.cache, self.tokens
+        for layer in self.slots:
+            layer.scores[:, :, layer.used :] = 0
+            self._first, runs = in_cache_positions(self, layer, 0, self.chunk)
+            for start, end, position in runs:
+                where = slice(position, position + end - start) if isinstance(position, int) else position
+                part = self.rotary.rotate(layer.keys[:, :, start:end], self.rotary.cos[where], self.rotary.sin[where])
+                layer.rotated[:, :, start:end] = part  # type: ignore[attr-defined]
+
+    def rotate_new(self, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        start, end = layer.used - query.shape[2], layer.used
+        where = slice(self._first + start - self._mark, self._first + end - self._mark)
+        cos, sin = self.rotary.cos[where], self.rotary.sin[where]
+        kept: Tensor = layer.rotated  # type: ignore[attr-defined]
+        kept[:, :, start:end] = self.rotary.rotate(layer.keys[:, :, start:end], cos, sin)
+        return self.rotary.rotate(query, cos, sin, scaling), kept[:, :, :end]
+
+    def rows(self, index: Tensor) -> DecodingCache:
+        """A copy of the rows `index` [n] of the batch."""
+        copy = object.__new__(DecodingCache)
+        copy.__dict__.update(self.__dict__)
+        copy.slots = [layer.rows(index) for layer in self.slots]  # type: ignore[attr-defined]
+        return copy
+
+    def reset(self) -> None:
+        super().reset()
+        for layer in self.slots:
+            layer.scores.zero_()
+        self.evictions = self.max_slots = 0
+        self._start()
