@@ -101,6 +101,9 @@ class SlotCache(Cache):
         head (the H2O authors' code); 1 stores them once.
     """
 
+    new_layer: type[LayerSlots] = LayerSlots
+    keeps_rotated = False  # True: it has rotated keys at hand, which `rotate_new` gives
+
     def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int = 256, group: int = 1) -> None:
         self.policy, self.rotary, self.chunk = policy, rotary, chunk
         self.layers_count = layers_count

@@ -60,6 +60,7 @@ class DecodingCache(SlotCache):
 
     new_layer = RotatedSlots
     keeps_rotated = True
+    slots: list[RotatedSlots]  # type: ignore[assignment]
 
     def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int, evict_every: int) -> None:
         super().__init__(policy, rotary, layers_count, chunk)
@@ -114,21 +115,21 @@ class DecodingCache(SlotCache):
             for start, end, position in runs:
                 where = slice(position, position + end - start) if isinstance(position, int) else position
                 part = self.rotary.rotate(layer.keys[:, :, start:end], self.rotary.cos[where], self.rotary.sin[where])
-                layer.rotated[:, :, start:end] = part  # type: ignore[attr-defined]
+                layer.rotated[:, :, start:end] = part
 
     def rotate_new(self, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        assert isinstance(layer, RotatedSlots)
         start, end = layer.used - query.shape[2], layer.used
         where = slice(self._first + start - self._mark, self._first + end - self._mark)
         cos, sin = self.rotary.cos[where], self.rotary.sin[where]
-        kept: Tensor = layer.rotated  # type: ignore[attr-defined]
-        kept[:, :, start:end] = self.rotary.rotate(layer.keys[:, :, start:end], cos, sin)
-        return self.rotary.rotate(query, cos, sin, scaling), kept[:, :, :end]
+        layer.rotated[:, :, start:end] = self.rotary.rotate(layer.keys[:, :, start:end], cos, sin)
+        return self.rotary.rotate(query, cos, sin, scaling), layer.rotated[:, :, :end]
 
     def rows(self, index: Tensor) -> DecodingCache:
         """A copy of the rows `index` [n] of the batch."""
         copy = object.__new__(DecodingCache)
         copy.__dict__.update(self.__dict__)
-        copy.slots = [layer.rows(index) for layer in self.slots]  # type: ignore[attr-defined]
+        copy.slots = [layer.rows(index) for layer in self.slots]
         return copy
 
     def reset(self) -> None:

@@ -151,10 +151,10 @@ class StreamCache(Cache):
     def kv_bytes(self) -> int:
         """Bytes of the buffers: keys, rotated keys, values, with their room for the next chunk."""
         layers = [layer for group in self.groups for layer in group.slots]
-        return sum(each.nbytes for layer in layers for each in (layer.keys, layer.values, layer.rotated))  # type: ignore[attr-defined]
+        return sum(layer.keys.nbytes + layer.rotated.nbytes + layer.values.nbytes for layer in layers)
 
     def composition(self) -> list[dict[str, int]]:
-        """Slots per layer and KV head now by what keeps them there: for each group of rows that have the same length."""
+        """Slots per layer and KV head now by what keeps them there, for each group of rows of the same length."""
         return [group.composition() for group in self.groups]
 
     # What the hooks call
@@ -172,7 +172,9 @@ class StreamCache(Cache):
             raise UserError("The last call with this StreamCache was cut off in a prompt; reset() it, or make another.")
         rows, columns = inputs.shape[:2]
         if self.groups and self.rows not in (0, rows):
-            raise UserError(f"This StreamCache holds {self.rows} rows and was given {rows}; reset() it, or make another.")
+            raise UserError(
+                f"This StreamCache holds {self.rows} rows and was given {rows}; reset() it, or make another."
+            )
         if mask is not None and mask.dim() != 2:
             raise UserError("A StreamCache takes attention masks of two dimensions, which tell the padding.")
         start = self._padding(None if mask is None else mask[:, -columns:].bool(), rows)
