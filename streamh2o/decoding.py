@@ -71,32 +71,30 @@ class DecodingCache(SlotCache):
         self._first = 0  # position of the first token after the last eviction
         self._mark = 0  # slots then
         self._mark_tokens = 0  # tokens of the stream then
-        self._begun = 0, 0  # tokens and slots before the pass at hand
+        self._begun = 0  # slots before the pass at hand
 
     def begin(self, count: int) -> None:
         """Before a pass of `count` tokens, make room for them."""
         if self.policy.evicts and self.used + count > self.policy.cache + self.chunk:
             self._evict()
-        self._begun = self.tokens, self.used
+        self._begun = self.used
 
     def undo(self) -> None:
-        """Take back a pass that did not come to its end."""
-        tokens, used = self._begun
-        if self.tokens != tokens:
-            return
+        """Take back the slots of a pass that did not come to its end; what it has scored in others stays."""
         for layer in self.slots:
-            layer.used = used
-            layer.scores[:, :, used:] = 0
+            layer.used = self._begun
+            layer.scores[:, :, layer.used :] = 0
 
     def layer_done(self, layer: LayerSlots, new_tokens: int) -> None:
-        if len(self.slots) < self.layers_count or layer is not self.slots[-1]:
-            return
-        self.tokens += new_tokens
-        self.max_slots = max(self.max_slots, layer.used)
-        if self.policy.evicts:
-            over = layer.used - self.policy.cache
-            if over >= self.evict_every or (over > 0 and new_tokens > 1):
-                self._evict()
+        """Nothing: a pass ends with `finish`, when the whole model has come to its end."""
+
+    def finish(self, count: int) -> None:
+        """After a pass of `count` tokens: evict where it is time to."""
+        self.tokens += count
+        self.max_slots = max(self.max_slots, self.used)
+        over = self.used - self.policy.cache
+        if self.policy.evicts and (over >= self.evict_every or (over > 0 and count > 1)):
+            self._evict()
 
     def settle(self) -> None:
         """Write the source indices of the slots that have come since the last eviction."""

@@ -99,6 +99,7 @@ class _Call:
             self.cache.inside = True
             try:
                 self.keep(piece, self.decoder(**arguments).last_hidden_state)
+                self.cache.finish(piece.end - piece.start)
             finally:
                 self.cache.inside = False
         return self._arguments(self.last_piece)
@@ -121,9 +122,14 @@ class _Call:
             target[:, part] = states[:, start - piece.start :]
 
     def end(self, finished: bool) -> None:
-        """Give the model its own attention back."""
+        """Give the model its own attention back. finished: False where the call failed."""
         self.decoder.config._attn_implementation = self.attention
-        self.cache.end(self.inputs.shape[1], finished, partly=bool(self.first_pieces))
+        if finished:
+            self.cache.finish(self.last_piece.end - self.last_piece.start)
+            self.cache.tokens += self.inputs.shape[1]
+        else:
+            self.cache.undo()
+            self.cache.cut = bool(self.first_pieces)
 
 
 def _find(kwargs: dict[str, Any]) -> StreamCache | None:

@@ -56,7 +56,7 @@ class StreamCache(Cache):
         self.tokens = 0  # columns of the batch that went through, padding included
         self.wanted = 0  # newest hidden states that the call at hand is for; 0 for all
         self.inside = False  # a piece of a longer input is running
-        self._cut = False  # a call was cut off between its pieces
+        self.cut = False  # a call was cut off between its pieces, so that the text has a hole
         self._decoder = weakref.ref(model.base_model)
         self._detach = weakref.finalize(self, unhook, self._decoder)
 
@@ -168,7 +168,7 @@ class StreamCache(Cache):
         mask: [batch, columns so far and of the inputs], 0 for padding. Raises UserError where padding stands anywhere
         but before a row's first token.
         """
-        if self._cut:
+        if self.cut:
             raise UserError("The last call with this StreamCache was cut off in a prompt; reset() it, or make another.")
         rows, columns = inputs.shape[:2]
         if self.groups and self.rows not in (0, rows):
@@ -219,14 +219,16 @@ class StreamCache(Cache):
             group.begin(count)
         self.active = groups
 
-    def end(self, columns: int, finished: bool, partly: bool) -> None:
-        """After a call. finished: False where it failed; partly: it was made of several passes."""
-        if finished:
-            self.tokens += columns
-        else:
-            for group in self.active:
-                group.undo()
-            self._cut = partly
+    def finish(self, count: int) -> None:
+        """After a pass of `count` tokens."""
+        for group in self.active:
+            group.finish(count)
+        self.active = []
+
+    def undo(self) -> None:
+        """Take back a pass that did not come to its end."""
+        for group in self.active:
+            group.undo()
         self.active = []
 
     # What `transformers` calls
@@ -288,7 +290,7 @@ class StreamCache(Cache):
 
     def reset(self) -> None:
         """Forget the text, for another one."""
-        self.groups, self.tokens, self._cut = [], 0, False
+        self.groups, self.tokens, self.cut = [], 0, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row `beam_idx[i]` was: beam search."""
