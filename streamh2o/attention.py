@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from streamh2o.cache import LayerSlots, SlotCache, take_appended
 from streamh2o.errors import UserError
+from streamh2o.policies.base import Policy
 
 NAME = "streamh2o"
 
@@ -104,6 +105,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = No
     flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
     if query.dtype == torch.float16:  # float16 overflows above 65504
         logits = torch.bmm(grouped.float(), flat_keys.float().transpose(1, 2))
+    elif (
+        chunk == 1 and query.dtype == torch.bfloat16
+    ):  # a few queries: the other way round it takes a third of the time
+        logits = torch.bmm(flat_keys, grouped.transpose(1, 2)).transpose(1, 2).contiguous()
     else:
         logits = torch.bmm(grouped, flat_keys.transpose(1, 2))
     if chunk > 1:
@@ -124,6 +129,8 @@ def column_sums(probabilities: Tensor, weights: Tensor, far: int = 0) -> Tensor:
     """
     chunk, slots = probabilities.shape[-2:]
     reached = max(0, slots - far)  # far enough away from the newest query
+    if chunk == 1:
+        return probabilities[..., 0, :reached].sum(2, dtype=torch.float32) * weights
     whole = max(0, reached - chunk)  # far enough away from every query
     row = weights.to(probabilities.dtype)
     received = torch.matmul(row, probabilities[..., :whole]).sum(2, dtype=torch.float32)
@@ -182,10 +189,18 @@ def attend_and_sum(
     return output, None if weights is None else column_sums(probabilities, weights, far)
 
 
+@lru_cache(maxsize=8)
+def _single(policy: Policy, device: torch.device) -> Tensor:
+    """`policy.query_weights` of a single token, which decoding would ask for in every layer."""
+    return policy.query_weights(1, device)
+
+
 def _attend_and_score(cache: SlotCache, layer: LayerSlots, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """The output [batch, heads, C, head_dim]; what the slots received goes to the layer's scores."""
     policy, chunk = cache.policy, query.shape[2]
-    weights = policy.query_weights(chunk, query.device) if policy.scored else None
+    weights = None
+    if policy.scored:
+        weights = _single(policy, query.device) if chunk == 1 else policy.query_weights(chunk, query.device)
     newest_weights = policy.newest_weights(chunk, query.device)
     if newest_weights is None:
         output, sums = attend_and_sum(query, keys, values, weights, policy.far)
@@ -194,7 +209,8 @@ def _attend_and_score(cache: SlotCache, layer: LayerSlots, query: Tensor, keys: 
         sums = None if weights is None else column_sums(probabilities, weights, policy.far)
         layer.newest = column_sums(probabilities, newest_weights)
     if sums is not None:
-        layer.scores[:, :, : layer.used] *= policy.fade(chunk)
+        if (fade := policy.fade(chunk)) != 1:
+            layer.scores[:, :, : layer.used] *= fade
         layer.scores[:, :, : sums.shape[-1]] += sums
     return output
 

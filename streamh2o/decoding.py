@@ -72,6 +72,7 @@ class DecodingCache(SlotCache):
         self._mark = 0  # slots then
         self._mark_tokens = 0  # tokens of the stream then
         self._begun = 0  # slots before the pass at hand
+        self._shared: tuple[tuple[slice, int, float], Tensor, Tensor] | None = None  # the angles of the pass at hand
 
     def begin(self, count: int) -> None:
         """Before a pass of `count` tokens, make room for them."""
@@ -119,9 +120,33 @@ class DecodingCache(SlotCache):
         assert isinstance(layer, RotatedSlots)
         start, end = layer.used - query.shape[2], layer.used
         where = slice(self._first + start - self._mark, self._first + end - self._mark)
+        if query.shape[2] == 1 and self._plain(query):
+            return self._rotate_one(layer, query, scaling, where)
         cos, sin = self.rotary.cos[where], self.rotary.sin[where]
         layer.rotated[:, :, start:end] = self.rotary.rotate(layer.keys[:, :, start:end], cos, sin)
         return self.rotary.rotate(query, cos, sin, scaling), layer.rotated[:, :, :end]
+
+    def _plain(self, query: Tensor) -> bool:
+        return self.rotary.style == "half" and self.rotary.rotary_dim == query.shape[3]
+
+    def _rotate_one(self, layer: RotatedSlots, query: Tensor, scaling: float, where: slice) -> tuple[Tensor, Tensor]:
+        """`rotate_new` of one token in few operations: query and key together, angles that all layers share."""
+        heads = query.shape[1]
+        cos, sin = self._angles(layer, heads, scaling, where)
+        both = torch.cat([query, layer.keys[:, :, layer.used - 1 : layer.used]], dim=1).float()
+        turned = torch.addcmul(both * cos, both.roll(both.shape[3] // 2, 3), sin).to(query.dtype)
+        layer.rotated[:, :, layer.used - 1 : layer.used] = turned[:, heads:]
+        return turned[:, :heads], layer.rotated[:, :, : layer.used]
+
+    def _angles(self, layer: RotatedSlots, heads: int, scaling: float, where: slice) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [heads + kv_heads, 1, head_dim] of one position, the queries' times `scaling`."""
+        key = where, heads, scaling
+        if self._shared is None or self._shared[0] != key:
+            cos, sin = self.rotary.cos[where], self.rotary.sin[where]
+            scale = cos.new_ones(heads + layer.keys.shape[1], 1, 1)
+            scale[:heads] = scaling
+            self._shared = key, torch.cat([cos, cos], 1) * scale, torch.cat([-sin, sin], 1) * scale
+        return self._shared[1:]
 
     def rows(self, index: Tensor) -> DecodingCache:
         """A copy of the rows `index` [n] of the batch."""

@@ -177,7 +177,8 @@ def test_the_model_is_as_it_was_whichever_way_the_cache_goes():
     def clean():
         check()
         assert len(model.model._forward_pre_hooks) == hooks == 0
-        assert not (model.model._forward_hooks or model._forward_pre_hooks or model.model._forward_hooks_always_called)
+        left = (model.model._forward_hooks, model._forward_pre_hooks, model.model._forward_hooks_always_called)
+        assert not any(left)
         assert model.config._attn_implementation == before["config"]._attn_implementation
         assert model.__dict__.keys() == before.keys()
 
