@@ -130,7 +130,8 @@ def column_sums(probabilities: Tensor, weights: Tensor, far: int = 0) -> Tensor:
     chunk, slots = probabilities.shape[-2:]
     reached = max(0, slots - far)  # far enough away from the newest query
     if chunk == 1:
-        return probabilities[..., 0, :reached].sum(2, dtype=torch.float32) * weights
+        sums = probabilities.select(3, 0).narrow(3, 0, reached).sum(2, dtype=torch.float32)
+        return sums.mul_(weights)
     whole = max(0, reached - chunk)  # far enough away from every query
     row = weights.to(probabilities.dtype)
     received = torch.matmul(row, probabilities[..., :whole]).sum(2, dtype=torch.float32)
@@ -210,8 +211,8 @@ def _attend_and_score(cache: SlotCache, layer: LayerSlots, query: Tensor, keys: 
         layer.newest = column_sums(probabilities, newest_weights)
     if sums is not None:
         if (fade := policy.fade(chunk)) != 1:
-            layer.scores[:, :, : layer.used] *= fade
-        layer.scores[:, :, : sums.shape[-1]] += sums
+            layer.scores.narrow(2, 0, layer.used).mul_(fade)
+        layer.scores.narrow(2, 0, sums.shape[-1]).add_(sums)
     return output
 
 
@@ -241,7 +242,7 @@ def _attend(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float) 
     chunk = query.shape[2]
     branches = cache.probe if isinstance(cache.probe, Branches) else None
     queries, keys = rotated(cache, layer, query, scaling, branches)
-    values = layer.values[:, :, : layer.used]
+    values = layer.values.narrow(2, 0, layer.used)
     if cache.probe is not None:
         output, probabilities = attend(queries, keys, values, None if branches is None else branches.mask)
         cache.probe(layer, probabilities)

@@ -101,7 +101,6 @@ class SlotCache(Cache):
         head (the H2O authors' code); 1 stores them once.
     """
 
-    new_layer: type[LayerSlots] = LayerSlots
     keeps_rotated = False  # True: it has rotated keys at hand, which `rotate_new` gives
 
     def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int = 256, group: int = 1) -> None:
@@ -130,7 +129,7 @@ class SlotCache(Cache):
             value_states = value_states.repeat_interleave(self.group, dim=1)
         if layer_idx == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(self.new_layer(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
+            self.slots.append(LayerSlots(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
         layer = self.slots[layer_idx]
         layer.append(key_states, value_states, self.tokens)
         tell_appended([(self, layer)])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from streamh2o.attention import in_cache_positions
 from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.errors import UserError
 from streamh2o.policies.base import Policy
 from streamh2o.rotary import Rotary
 
@@ -27,8 +28,8 @@ class RotatedSlots(LayerSlots):
         start, end = self.used, self.used + key.shape[2]
         if end > self.capacity:
             self._grow(end)
-        self.keys[:, :, start:end] = key
-        self.values[:, :, start:end] = value
+        self.keys.narrow(2, start, end - start).copy_(key)
+        self.values.narrow(2, start, end - start).copy_(value)
         self.used = end
 
     def _grow(self, needed: int) -> None:
@@ -58,7 +59,6 @@ class DecodingCache(SlotCache):
     At most policy.cache + chunk slots are held; the room above the budget is what the steps between evictions fill.
     """
 
-    new_layer = RotatedSlots
     keeps_rotated = True
     slots: list[RotatedSlots]  # type: ignore[assignment]
 
@@ -72,13 +72,23 @@ class DecodingCache(SlotCache):
         self._mark = 0  # slots then
         self._mark_tokens = 0  # tokens of the stream then
         self._begun = 0  # slots before the pass at hand
+        self._attended = 0  # layers that the pass at hand has gone through
         self._shared: tuple[tuple[slice, int, float], Tensor, Tensor] | None = None  # the angles of the pass at hand
+
+    def append(self, key: Tensor, value: Tensor, number: int) -> RotatedSlots:
+        """Put the next keys and values [rows, kv_heads, n, head_dim] into layer `number`."""
+        if number == len(self.slots):
+            room = self.policy.cache if self.policy.evicts else 0
+            self.slots.append(RotatedSlots(key, value, room + self.chunk))
+        layer = self.slots[number]
+        layer.append(key, value, self.tokens)
+        return layer
 
     def begin(self, count: int) -> None:
         """Before a pass of `count` tokens, make room for them."""
         if self.policy.evicts and self.used + count > self.policy.cache + self.chunk:
             self._evict()
-        self._begun = self.used
+        self._begun, self._attended = self.used, 0
 
     def undo(self) -> None:
         """Take back the slots of a pass that did not come to its end; what it has scored in others stays."""
@@ -87,10 +97,13 @@ class DecodingCache(SlotCache):
             layer.scores[:, :, layer.used :] = 0
 
     def layer_done(self, layer: LayerSlots, new_tokens: int) -> None:
-        """Nothing: a pass ends with `finish`, when the whole model has come to its end."""
+        """The pass ends later, with `finish`, when the whole model has come to its end."""
+        self._attended += 1
 
     def finish(self, count: int) -> None:
         """After a pass of `count` tokens: evict where it is time to."""
+        if self._attended != self.layers_count:
+            raise UserError(f"The attention of {self.layers_count - self._attended} layers can't be chosen.")
         self.tokens += count
         self.max_slots = max(self.max_slots, self.used)
         over = self.used - self.policy.cache
@@ -131,12 +144,12 @@ class DecodingCache(SlotCache):
 
     def _rotate_one(self, layer: RotatedSlots, query: Tensor, scaling: float, where: slice) -> tuple[Tensor, Tensor]:
         """`rotate_new` of one token in few operations: query and key together, angles that all layers share."""
-        heads = query.shape[1]
+        heads, newest = query.shape[1], layer.used - 1
         cos, sin = self._angles(layer, heads, scaling, where)
-        both = torch.cat([query, layer.keys[:, :, layer.used - 1 : layer.used]], dim=1).float()
-        turned = torch.addcmul(both * cos, both.roll(both.shape[3] // 2, 3), sin).to(query.dtype)
-        layer.rotated[:, :, layer.used - 1 : layer.used] = turned[:, heads:]
-        return turned[:, :heads], layer.rotated[:, :, : layer.used]
+        both = torch.cat([query, layer.keys.narrow(2, newest, 1)], dim=1)
+        turned = torch.addcmul(both * cos, both.roll(both.shape[3] // 2, 3), sin)
+        layer.rotated.narrow(2, newest, 1).copy_(turned.narrow(1, heads, turned.shape[1] - heads))
+        return turned.narrow(1, 0, heads).to(query.dtype), layer.rotated.narrow(2, 0, layer.used)
 
     def _angles(self, layer: RotatedSlots, heads: int, scaling: float, where: slice) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [heads + kv_heads, 1, head_dim] of one position, the queries' times `scaling`."""

@@ -243,11 +243,11 @@ class StreamCache(Cache):
                 "StreamCache.for_model(model)."
             )
         if len(self.active) == 1:
-            self.active[0].update(key_states, value_states, layer_idx)
+            groups = [(self.active[0], self.active[0].append(key_states, value_states, layer_idx))]
         else:
-            for row, group in enumerate(self.active):
-                group.update(key_states[row : row + 1], value_states[row : row + 1], layer_idx)
-            tell_appended([(group, group.slots[layer_idx]) for group in self.active])
+            rows = zip(self.active, key_states.split(1), value_states.split(1), strict=True)
+            groups = [(group, group.append(key, value, layer_idx)) for group, key, value in rows]
+        tell_appended(list(groups))
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
