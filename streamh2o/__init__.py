@@ -1,3 +1,31 @@
 """Stream texts of any length through a causal language model with a KV cache of fixed size."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamh2o.models import load_model
+    from streamh2o.policies import Policy, make_policy
+    from streamh2o.stream import Stream
+    from streamh2o.stream_cache import StreamCache
+
 __version__ = "0.1.0"
+__all__ = ["Policy", "Stream", "StreamCache", "__version__", "load_model", "make_policy"]
+
+_FROM = {
+    "Policy": "policies",
+    "Stream": "stream",
+    "StreamCache": "stream_cache",
+    "load_model": "models",
+    "make_policy": "policies",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: torch takes a second."""
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)

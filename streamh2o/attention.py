@@ -14,21 +14,28 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from streamh2o.cache import LayerSlots, SlotCache, take_appended
 from streamh2o.errors import UserError
+from streamh2o.policies.base import Policy
 
 NAME = "streamh2o"
 
 
-def in_cache_positions(cache: SlotCache, layer: LayerSlots, chunk: int) -> tuple[int, list[tuple[int, int, Any]]]:
+def in_cache_positions(
+    cache: SlotCache, layer: LayerSlots, chunk: int, room: int | None = None
+) -> tuple[int, list[tuple[int, int, Any]]]:
     """Where the policy puts queries and slots before the rotation.
 
+    chunk: how many of the layer's last slots are the queries' own. room: how many queries these positions have to
+    serve, where there are more to come than the chunk's.
     Returns the position of the chunk's first query, and runs `(start, end, position)` that cover the slots: an int is
     the position of the run's first slot, the others following; a tensor [batch, kv_heads, end - start] gives each
     slot its own. All lie in 0 .. trained length - 1.
     """
+    if cache.keeps_rotated and room is None:
+        return cache.kept_positions(layer, chunk)
     policy, n = cache.policy, layer.used - chunk
     if policy.positions == "rolled" or cache.evictions == 0:
         return n, [(0, layer.used, 0)]
-    base = min(cache.tokens, cache.rotary.positions - chunk)
+    base = min(cache.tokens, cache.rotary.positions - (chunk if room is None else room))
     sinks = min(policy.sinks, n)
     middle = max(sinks, n - policy.recent)
     runs: list[tuple[int, int, Any]] = []
@@ -62,6 +69,8 @@ def rotated(
     cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, branches: Branches | None = None
 ) -> tuple[Tensor, Tensor]:
     """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer."""
+    if cache.keeps_rotated:
+        return cache.rotate_new(layer, query, scaling)
     rotary, chunk = layer.table, query.shape[2]
     if rotary is None:
         return query * scaling, layer.keys[:, :, : layer.used]
@@ -133,6 +142,8 @@ def attend(
     flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
     if query.dtype == torch.float16:  # float16 overflows above 65504
         logits = torch.bmm(grouped.float(), flat_keys.float().transpose(1, 2))
+    elif chunk == 1 and query.dtype == torch.bfloat16:  # the other way round a few queries take a third of the time
+        logits = torch.bmm(flat_keys, grouped.transpose(1, 2)).transpose(1, 2).contiguous()
     else:
         logits = torch.bmm(grouped, flat_keys.transpose(1, 2))
     if softcap:
@@ -157,6 +168,9 @@ def column_sums(probabilities: Tensor, weights: Tensor, far: int = 0) -> Tensor:
     """
     chunk, slots = probabilities.shape[-2:]
     reached = max(0, slots - far)  # far enough away from the newest query
+    if chunk == 1:
+        sums = probabilities.select(3, 0).narrow(3, 0, reached).sum(2, dtype=torch.float32)
+        return sums.mul_(weights)
     whole = max(0, reached - chunk)  # far enough away from every query
     row = weights.to(probabilities.dtype)
     received = torch.matmul(row, probabilities[..., :whole]).sum(2, dtype=torch.float32)
@@ -222,6 +236,12 @@ def attend_and_sum(
     return output, None if weights is None else column_sums(probabilities, weights, far)
 
 
+@lru_cache(maxsize=8)
+def _single(policy: Policy, device: torch.device) -> Tensor:
+    """`policy.query_weights` of a single token, which decoding would ask for in every layer."""
+    return policy.query_weights(1, device)
+
+
 def _attend_and_score(
     cache: SlotCache,
     layer: LayerSlots,
@@ -233,7 +253,9 @@ def _attend_and_score(
 ) -> Tensor:
     """The output [batch, heads, C, head_dim]; what the slots received goes to the layer's scores."""
     policy, chunk = cache.policy, query.shape[2]
-    weights = policy.query_weights(chunk, query.device) if policy.scored else None
+    weights = None
+    if policy.scored:
+        weights = _single(policy, query.device) if chunk == 1 else policy.query_weights(chunk, query.device)
     newest_weights = policy.newest_weights(chunk, query.device)
     if newest_weights is None:
         output, sums = attend_and_sum(query, keys, values, weights, policy.far, hidden, softcap)
@@ -242,8 +264,9 @@ def _attend_and_score(
         sums = None if weights is None else column_sums(probabilities, weights, policy.far)
         layer.newest = column_sums(probabilities, newest_weights)
     if sums is not None:
-        layer.scores[:, :, : layer.used] *= policy.fade(chunk)
-        layer.scores[:, :, : sums.shape[-1]] += sums
+        if (fade := policy.fade(chunk)) != 1:
+            layer.scores.narrow(2, 0, layer.used).mul_(fade)
+        layer.scores.narrow(2, 0, sums.shape[-1]).add_(sums)
     return output
 
 
@@ -263,16 +286,29 @@ def attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What `transformers` calls in place of its own attention, right after `SlotCache.update` of the same layer."""
-    cache, layer = take_appended()
-    chunk = query.shape[2]
     for name in _UNKNOWN.intersection(kwargs):
         if kwargs[name] is not None:
             raise UserError(f"{type(module).__name__} gives its attention '{name}', which streamh2o does not know.")
-    branches = cache.probe if isinstance(cache.probe, Branches) else None
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    owners = take_appended()
+    if len(owners) == 1:
+        output = _attend(*owners[0], query, scaling, sliding_window, softcap)
+    else:
+        rows = query.split([layer.keys.shape[0] for _, layer in owners])
+        parts = zip(owners, rows, strict=True)
+        output = torch.cat([_attend(*owner, part, scaling, sliding_window, softcap) for owner, part in parts])
+    return output.transpose(1, 2), None
+
+
+def _attend(
+    cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """The output [batch, heads, C, head_dim] of one layer for the rows that `cache` holds."""
+    chunk = query.shape[2]
+    branches = cache.probe if isinstance(cache.probe, Branches) else None
     queries, keys = rotated(cache, layer, query, scaling, branches)
-    values = layer.values[:, :, : layer.used]
-    hidden = beyond_window(cache, layer, chunk, sliding_window, branches)
+    values = layer.values.narrow(2, 0, layer.used)
+    hidden = beyond_window(cache, layer, chunk, window, branches)
     if cache.probe is not None:
         mask = None if branches is None else branches.mask
         output, probabilities = attend(queries, keys, values, mask, hidden, softcap)
@@ -280,7 +316,7 @@ def attention_forward(
     else:
         output = _attend_and_score(cache, layer, queries, keys, values, hidden, softcap)
     cache.layer_done(layer, chunk)
-    return output.transpose(1, 2), None
+    return output
 
 
 AttentionInterface.register(NAME, attention_forward)

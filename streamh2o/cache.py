@@ -76,13 +76,21 @@ class LayerSlots:
 _appended = threading.local()
 
 
-def take_appended() -> tuple[SlotCache, LayerSlots]:
-    """The cache and layer of the `update` that has just run in this thread; the attention that follows is theirs."""
-    pair: tuple[SlotCache, LayerSlots] | None = getattr(_appended, "pair", None)
-    if pair is None:
+Owners = list[tuple["SlotCache", LayerSlots]]
+
+
+def tell_appended(owners: Owners) -> None:
+    """Name the caches and layers to which the attention that follows in this thread belongs, in the order of rows."""
+    _appended.owners = owners
+
+
+def take_appended() -> Owners:
+    """The caches and layers of the `update` that has just run in this thread; the attention that follows is theirs."""
+    owners: Owners | None = getattr(_appended, "owners", None)
+    if owners is None:
         raise UserError("The model is attached to streamh2o but was called without its cache; detach it first.")
-    _appended.pair = None
-    return pair
+    _appended.owners = None
+    return owners
 
 
 class SlotCache(Cache):
@@ -94,6 +102,8 @@ class SlotCache(Cache):
         head (the H2O authors' code); 1 stores them once.
     """
 
+    keeps_rotated = False  # True: it has rotated keys at hand, which `rotate_new` gives
+
     def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int = 256, group: int = 1) -> None:
         self.policy, self.rotary, self.chunk = policy, rotary, chunk
         self.layers_count = layers_count
@@ -104,6 +114,14 @@ class SlotCache(Cache):
         self.evictions = 0
         self.max_slots = 0
         self.probe: Callable[[LayerSlots, Tensor], None] | None = None  # sees the probabilities, instead of scoring
+
+    def rotate_new(self, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """Rotated queries times `scaling`, and all rotated keys of the layer, of which only the newest are computed."""
+        raise NotImplementedError
+
+    def kept_positions(self, layer: LayerSlots, chunk: int) -> tuple[int, list[tuple[int, int, Any]]]:
+        """What `in_cache_positions` returns, of keys that keep the position they got at the last eviction."""
+        raise NotImplementedError
 
     # What `transformers` calls
 
@@ -120,7 +138,7 @@ class SlotCache(Cache):
             self.slots[-1].table = self.rotary.tables[layer_idx]
         layer = self.slots[layer_idx]
         layer.append(key_states, value_states, self.tokens)
-        _appended.pair = self, layer
+        tell_appended([(self, layer)])
         return layer.keys[:, :, : layer.used], layer.values[:, :, : layer.used]
 
     def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:

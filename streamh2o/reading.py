@@ -46,7 +46,7 @@ def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Readin
 @torch.inference_mode()
 def _greedy(loaded: Loaded, prompt: list[int], ends: set[int]) -> tuple[list[int], list[float]]:
     """Ids of the answer, and the log-probability of each."""
-    decoder: Any = loaded.model.base_model
+    decoder: Any = loaded.model.get_decoder()
     logits = logits_function(loaded.model)
     # The cache is kept here, since how the model's output calls it changes between releases, as the argument does.
     cache = DynamicCache(config=loaded.model.config)

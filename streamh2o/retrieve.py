@@ -142,7 +142,7 @@ def likelihoods(loaded: Loaded, pairs: Sequence[tuple[list[int], list[int]]]) ->
         # Padding stands after the last token that counts, where causal attention never looks.
         rows = [pairs[n][0] + pairs[n][1] for n in batch]
         ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=loaded.device)
-        hidden = loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = loaded.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         before = [hidden[row, len(pairs[n][0]) - 1 : len(rows[row]) - 1] for row, n in enumerate(batch)]
         targets = torch.tensor([token for n in batch for token in pairs[n][1]], device=loaded.device)
         nll = losses(torch.cat(before), targets, logits).cpu().numpy()

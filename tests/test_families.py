@@ -17,7 +17,8 @@ from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.rotary import RotaryTable
 from streamh2o.selftest import plain
-from streamh2o.stream import Stream
+from streamh2o.stream import Stream, cache_argument
+from streamh2o.stream_cache import StreamCache
 from tests import families, model_folders, models_page, tiny
 
 INSTALLED = Version(transformers.__version__)
@@ -206,3 +207,25 @@ def test_a_model_that_chunks_would_run_wrongly_is_not_loaded(tmp_path, monkeypat
 def test_the_page_of_models_is_what_the_cases_say():
     page = Path(__file__).parents[1] / "docs" / "models.md"
     assert page.read_text(encoding="utf-8") == models_page.page(), "make it anew: python -m tests.models_page"
+
+
+ROTATED = [name for name in CASES if name != "gemma3" and not SUPPORTED[CASES[name].family].learned_positions]
+
+
+@pytest.mark.parametrize("name", ROTATED)
+def test_generation_step_by_step_equals_the_stream_before_and_after_evictions(name):
+    """Keys that stay rotated from one eviction to the next, with each layer's own angles, window and soft cap."""
+    policy, ids = make_policy("streamh2o", cache=24, sinks=2, recent=12, far=6), tiny.tokens(24 + 8 * 4)
+    expected = stream_losses(name, policy, ids, 8)
+    with StreamCache.for_model(model(name), policy=policy, chunk=8, evict_every=8) as kept, torch.no_grad():
+        argument = cache_argument(model(name))
+        steps = [model(name)(input_ids=ids[:, at : at + 1], **{argument: kept}).logits for at in range(ids.shape[1])]
+    logits = torch.cat(steps, dim=1)[0, :-1]
+    assert kept.evictions == 4
+    assert torch.allclose(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none"), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("opt", "has learned its positions"), ("gemma3", "one for images")])
+def test_what_a_stream_cache_cannot_serve_is_refused(name, reason):
+    with pytest.raises(UserError, match=reason):
+        StreamCache.for_model(model(name), cache=64)
