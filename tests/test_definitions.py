@@ -121,6 +121,21 @@ def test_lmeval_scores_every_token_once_in_windows_that_share_one(streamh2o, fol
     assert found["bits_per_byte"] == pytest.approx(total / math.log(2) / len(text.encode()), rel=1e-5)
 
 
+@pytest.mark.parametrize("context", [16, 100, 500])
+def test_lmeval_is_what_lm_eval_itself_says(streamh2o, tmp_path, context):
+    """Runs where lm-evaluation-harness is installed: `pip install lm_eval`."""
+    harness = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    folder, book = make_folder(tmp_path / "model", bos=True), make_book(tmp_path)
+    book.write_text(text := "\n " + book.read_text())
+    how = {"device": "cpu", "dtype": "float32", "batch_size": 1, "max_length": context}
+    tool = harness.HFLM(pretrained=str(folder), **how)
+    (likelihood,) = tool.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)])
+    found = result(streamh2o, folder, book, "--ppl-def", "lmeval", "--context", context)
+    assert found["nll_sum"] == pytest.approx(-likelihood, rel=1e-5)
+
+
 def test_lmeval_needs_a_token_to_begin_with(streamh2o, tmp_path):
     folder, book = make_folder(tmp_path / "model"), make_book(tmp_path)
     code, _, err = streamh2o("ppl", book, "--model", folder, "--ppl-def", "lmeval", *PLACE)
