@@ -268,8 +268,12 @@ def attention_forward(
     for name in _UNKNOWN.intersection(kwargs):
         if kwargs[name] is not None:
             raise UserError(f"{type(module).__name__} gives its attention '{name}', which streamh2o does not know.")
-    branches = cache.probe if isinstance(cache.probe, Branches) else None
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if cache.evicting is not None and cache.probe is None:
+        output = cache.evicting(cache, layer, query, scaling)
+        cache.layer_done(layer, chunk)
+        return output.transpose(1, 2), None
+    branches = cache.probe if isinstance(cache.probe, Branches) else None
     queries, keys = rotated(cache, layer, query, scaling, branches)
     values = layer.values[:, :, : layer.used]
     hidden = beyond_window(cache, layer, chunk, sliding_window, branches)
