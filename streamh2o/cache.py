@@ -72,10 +72,12 @@ class LayerSlots:
         """
         hitters, tail = chosen.shape[-1], slice(self.used - recent, self.used)
         self.used = sinks + hitters + recent
+        heads = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device).view(*chosen.shape[:2], 1)
+        index = (chosen + heads * self.capacity).flatten()
         for buffer in (self.keys, self.values, self.scores, self.source_index):
-            index = chosen[..., None].expand(*chosen.shape, buffer.shape[-1]) if buffer.dim() == 4 else chosen
             newest = buffer[:, :, tail].clone()
-            buffer[:, :, sinks : sinks + hitters] = buffer.gather(2, index)
+            survivors = buffer.flatten(0, 2).index_select(0, index)
+            buffer[:, :, sinks : sinks + hitters] = survivors.view(*chosen.shape, *buffer.shape[3:])
             buffer[:, :, sinks + hitters : self.used] = newest
 
 

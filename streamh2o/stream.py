@@ -41,9 +41,9 @@ class Stream:
     chunk: most tokens of one forward pass. batch: how many streams run side by side. per_query_head: slots for each
         query head, not each KV head, as in the H2O authors' code, for as many times the memory.
     evict: when what is over the budget goes, after each `chunk` or after each `token`; the latter gives the losses of
-    `chunk=1` whatever the chunk.
-    Raises UsageError where the policy can't evict so, where cache and chunk together exceed the positions the model was trained on, UserError where they
-    need more memory than is free.
+        `chunk=1`, whatever the chunk.
+    Raises UsageError where cache and chunk together exceed the positions the model was trained on, or where the policy
+    cannot evict after every token; UserError where they need more memory than is free.
     """
 
     def __init__(

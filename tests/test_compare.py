@@ -295,7 +295,7 @@ def test_a_wrong_policy_is_named(spec, rule):
 
 def test_a_budget_that_the_model_cannot_hold_is_refused_before_anything_runs(loaded):
     with pytest.raises(UsageError, match="--cache 600"):
-        check_columns(loaded, make_columns(["h2o"], [16, 600]), 16)
+        check_columns(loaded, make_columns(["h2o"], [16, 600]), OPTIONS)
 
 
 def test_an_empty_text_is_an_error_that_names_it(loaded, tmp_path):
