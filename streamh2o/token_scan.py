@@ -149,7 +149,8 @@ def _evict_in_turn(
         candidates = order[..., : hitters + 1]
         newest = None
         if newest_weights is not None:
-            newest = (attention.sum(1) * newest_weights).view_as(scores).gather(-1, candidates)
+            layer.newest = (attention.sum(1) * newest_weights).view_as(scores)
+            newest = layer.newest.gather(-1, candidates)
         among = Middle(scores.gather(-1, candidates), source_index.gather(-1, candidates), newest)
         priority = policy.priorities([among], seen + i + 1)[0]
         if some_lost:
