@@ -53,8 +53,6 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.per_head not in ("kv", "query"):
             raise UsageError(f"--per-head is {self.per_head!r}; it must be kv or query.")
-        if self.evict not in ("chunk", "token"):
-            raise UsageError(f"--evict is {self.evict!r}; it must be chunk or token.")
 
 
 class RunFailed(UserError):

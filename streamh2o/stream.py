@@ -70,6 +70,8 @@ class Stream:
                 f"--cache {policy.cache} and --chunk {chunk} need {policy.cache + chunk} positions, the model was "
                 f"trained on {trained}; lower one of them."
             )
+        if evict not in ("chunk", "token"):
+            raise UsageError(f"--evict is {evict!r}; it must be chunk or token.")
         if evict == "token":
             require_token_eviction(policy)
         if not policy.evicts:

@@ -97,13 +97,11 @@ def _attend_band(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: fl
     for start in range(0, chunk, BAND_ROWS):
         end = min(start + BAND_ROWS, chunk)
         band, count = slice(sinks + start, n + end), end - start
-        logits = torch.cat(
-            [
-                products(to_sinks[:, :, start:end].flatten(1, 2), keys[:, :sinks]),
-                products(near[:, :, start:end].flatten(1, 2), keys[:, band]),
-            ],
-            dim=-1,
-        ).view(batch, kv_heads, -1, count, sinks + band.stop - band.start)
+        seen_keys = torch.cat([keys[:, :sinks], keys[:, band]], dim=1)
+        logits = products(near[:, :, start:end].flatten(1, 2), seen_keys)
+        if sinks:
+            logits[..., :sinks] = products(to_sinks[:, :, start:end].flatten(1, 2), keys[:, :sinks])
+        logits = logits.view(batch, kv_heads, -1, count, seen_keys.shape[1])
         outside = torch.ones(logits.shape[-2], logits.shape[-1] - sinks, dtype=torch.bool, device=query.device)
         outside = outside.triu(policy.recent + 1) | outside.tril(-1)  # not yet there; no longer there
         logits[..., sinks:].masked_fill_(outside, -math.inf)

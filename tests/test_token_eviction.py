@@ -145,3 +145,8 @@ def test_half_precision_stays_near_float32(policy, dtype):
 def test_policies_that_cannot_go_layer_by_layer_are_refused_by_name(name):
     with pytest.raises(UsageError, match=name):
         Stream(tiny.llama(), make_policy(name, 20), evict="token")
+
+
+def test_an_unknown_way_to_evict_is_refused():
+    with pytest.raises(UsageError, match="chunk or token"):
+        Stream(tiny.llama(), make_policy("h2o", 20), evict="pass")
