@@ -270,7 +270,7 @@ def attention_forward(
             raise UserError(f"{type(module).__name__} gives its attention '{name}', which streamh2o does not know.")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if cache.evicting is not None and cache.probe is None:
-        if kwargs.get("softcap") or kwargs.get("sliding_window"):
+        if softcap or sliding_window or layer.table is None:
             raise UserError(f"--evict token can't follow the attention of {type(module).__name__}; use --chunk 1.")
         output = cache.evicting(cache, layer, query, scaling)
         cache.layer_done(layer, chunk)

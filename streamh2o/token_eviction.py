@@ -81,7 +81,8 @@ def _weights(policy: Policy, query: Tensor) -> Tensor:
 
 def _attend_band(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, seen: int) -> Tensor:
     """Sinks and recent tokens alone: each query drops the oldest of the window, so it sees a band and the sinks."""
-    policy, rotary, n = cache.policy, cache.rotary, cache.policy.cache
+    policy, rotary, n = cache.policy, layer.table, cache.policy.cache
+    assert rotary is not None
     batch, heads, chunk, dim = query.shape
     kv_heads, sinks = layer.keys.shape[1], policy.sinks
     shape = (batch * kv_heads, heads // kv_heads, chunk, dim)

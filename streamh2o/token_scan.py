@@ -55,7 +55,8 @@ def _logits(
     an older slot is evicted; the second, [rows, C * (C + 1) / 2, group, middle], are then, for one query after another,
     the logits of the middle columns after 0, 1, ..., i such evictions. None at true distances.
     """
-    policy, rotary = cache.policy, cache.rotary
+    policy, rotary = cache.policy, layer.table
+    assert rotary is not None
     rows, count, group, _ = queries.shape
     slots, sinks, hitters = layer.used, policy.sinks, policy.hitters
     n, middle = slots - count, policy.hitters + count
