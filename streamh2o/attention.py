@@ -305,6 +305,13 @@ def _attend(
 ) -> Tensor:
     """The output [batch, heads, C, head_dim] of one layer for the rows that `cache` holds."""
     chunk = query.shape[2]
+    if cache.evicting is not None and cache.probe is None:
+        if softcap or window or layer.table is None:
+            what = "soft-capping" if softcap else "a sliding window" if window else "layers that don't rotate"
+            raise UserError(f"--evict token can't follow a model with {what}; use --chunk 1 for the same losses.")
+        output = cache.evicting(cache, layer, query, scaling)
+        cache.layer_done(layer, chunk)
+        return output
     branches = cache.probe if isinstance(cache.probe, Branches) else None
     queries, keys = rotated(cache, layer, query, scaling, branches)
     values = layer.values.narrow(2, 0, layer.used)

@@ -18,6 +18,7 @@ from streamh2o.policies import make_policy
 from streamh2o.stream import Stream
 
 LIMIT = "linear layers alone"
+LOOP = 16  # tokens a round where each is a pass of its own
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,10 @@ def _synchronize(model: PreTrainedModel) -> None:
 class WarmStream:
     """A stream whose cache is full, so that each call of `feed` is one chunk of the steady state."""
 
-    def __init__(self, model: PreTrainedModel, ids: Tensor, policy: str, cache: int, chunk: int) -> None:
-        self.stream = Stream(model, make_policy(policy, cache), chunk=chunk)
+    def __init__(
+        self, model: PreTrainedModel, ids: Tensor, policy: str, cache: int, chunk: int, evict: str = "chunk"
+    ) -> None:
+        self.stream = Stream(model, make_policy(policy, cache), chunk=chunk, evict=evict)
         self.ids, self.chunk, self.at = ids, chunk, 0
         while self.stream.tokens <= cache:
             self.feed()
@@ -148,7 +151,8 @@ def bench(
     """Time streams, stages and baselines on `ids` [1, n]; n should exceed the largest cache by a few chunks.
 
     Returns plain numbers: `runs` (name, tokens_per_second, of_limit: how close to the linear layers alone) and
-    `stages` (name, share: of the time the linear layers take).
+    `stages` (name, share: of the time the linear layers take); `evict_token` (policy, ratio: how many times faster than
+    chunks of one token evicting after every token is in whole chunks, which gives the same losses).
     """
     warm: dict[str, WarmStream] = {}
     contestants: dict[str, tuple[int, Callable[[], object]]] = {LIMIT: (chunk, linear_layers(model, chunk))}
@@ -169,14 +173,13 @@ def bench(
         small = min(caches)
         warm["recompute"] = WarmStream(model, ids, "recompute", small, chunk)
         contestants[f"window of {small} recomputed"] = (chunk, warm["recompute"].feed)
-        warm["loop"] = loop = WarmStream(model, ids, "streamingllm", small, chunk)
-        loop.chunk = 1  # from here on; filling the cache token by token would take longer than the benchmark
-
-        def sixteen() -> None:
-            for _ in range(16):
-                loop.feed()
-
-        contestants[f"token by token, streamingllm, cache {small}"] = (16, sixteen)
+        for policy in policies:
+            exact, loop = _evict_token(policy, small), _token_by_token(policy, small)
+            warm[exact] = WarmStream(model, ids, policy, small, chunk, evict="token")
+            contestants[exact] = (chunk, warm[exact].feed)
+            warm[loop] = WarmStream(model, ids, policy, small, chunk)
+            warm[loop].chunk = 1  # from here on; filling the cache so would take longer than the benchmark
+            contestants[loop] = (LOOP, _calls(warm[loop].feed, LOOP))
         timings = race(contestants, rounds)
         first = warm[f"{policies[0]}, cache {small}"]
         parts = {name: (chunk, call) for name, call in stages(first).items()}
@@ -185,8 +188,39 @@ def bench(
         for each in warm.values():
             each.stream.close()
     runs = [_row(timing, timings[0]) for timing in timings] + [_row(baselines[1], baselines[0])]
+    by_name = {timing.name: timing for timing in timings}
+    gains = [
+        {
+            "policy": policy,
+            "ratio": ratio(by_name[_evict_token(policy, small)], by_name[_token_by_token(policy, small)]),
+        }
+        for policy in policies
+    ]
     shares = [{"name": t.name, "share": share(t, staged[0])} for t in staged[1:]]
-    return {"chunk": chunk, "rounds": rounds, "runs": runs, "stages": shares, "stages_of": f"{policies[0]}, {small}"}
+    return {
+        "chunk": chunk,
+        "rounds": rounds,
+        "runs": runs,
+        "stages": shares,
+        "stages_of": f"{policies[0]}, {small}",
+        "evict_token": gains,
+    }
+
+
+def _evict_token(policy: str, cache: int) -> str:
+    return f"{policy}, cache {cache}, evict token"
+
+
+def _token_by_token(policy: str, cache: int) -> str:
+    return f"{policy}, cache {cache}, chunk 1"
+
+
+def _calls(call: Callable[[], object], count: int) -> Callable[[], None]:
+    def calls() -> None:
+        for _ in range(count):
+            call()
+
+    return calls
 
 
 def _row(timing: Timing, limit: Timing) -> dict[str, Any]:

@@ -50,6 +50,12 @@ class LayerSlots:
         self.source_index[:, :, start:end] = torch.arange(first, first + end - start, device=key.device)
         self.used = end
 
+    def take_back(self, count: int) -> tuple[Tensor, Tensor]:
+        """Remove the newest `count` slots; returns their keys and values [batch, kv_heads, count, head_dim]."""
+        newest = slice(self.used - count, self.used)
+        self.used -= count
+        return self.keys[:, :, newest].clone(), self.values[:, :, newest].clone()
+
     def _grow(self, needed: int) -> None:
         """Double the buffers; only a policy that evicts nothing comes here."""
         capacity = max(needed, 2 * self.capacity)
@@ -66,10 +72,12 @@ class LayerSlots:
         """
         hitters, tail = chosen.shape[-1], slice(self.used - recent, self.used)
         self.used = sinks + hitters + recent
+        heads = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device).view(*chosen.shape[:2], 1)
+        index = (chosen + heads * self.capacity).flatten()
         for buffer in (self.keys, self.values, self.scores, self.source_index):
-            index = chosen[..., None].expand(*chosen.shape, buffer.shape[-1]) if buffer.dim() == 4 else chosen
             newest = buffer[:, :, tail].clone()
-            buffer[:, :, sinks : sinks + hitters] = buffer.gather(2, index)
+            survivors = buffer.flatten(0, 2).index_select(0, index)
+            buffer[:, :, sinks : sinks + hitters] = survivors.view(*chosen.shape, *buffer.shape[3:])
             buffer[:, :, sinks + hitters : self.used] = newest
 
 
@@ -114,6 +122,8 @@ class SlotCache(Cache):
         self.evictions = 0
         self.max_slots = 0
         self.probe: Callable[[LayerSlots, Tensor], None] | None = None  # sees the probabilities, instead of scoring
+        # attends, and evicts after every token, instead of once per pass: cache, layer, queries, scaling to the output
+        self.evicting: Callable[[SlotCache, LayerSlots, Tensor, float], Tensor] | None = None
 
     def rotate_new(self, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
         """Rotated queries times `scaling`, and all rotated keys of the layer, of which only the newest are computed."""
@@ -182,7 +192,9 @@ class SlotCache(Cache):
                 each.used -= new_tokens
             return
         self.tokens += new_tokens
-        if self.policy.evicts and self.slots and self.slots[0].used > self.policy.cache:
+        if self.evicting is not None:
+            self.evictions = max(0, self.tokens - self.policy.cache)
+        elif self.policy.evicts and self.slots[0].used > self.policy.cache:
             self._evict()
         self.max_slots = max(self.max_slots, self.slots[0].used)
 
@@ -191,14 +203,17 @@ class SlotCache(Cache):
         priorities = policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
         for layer, priority in zip(self.slots, priorities, strict=True):
             if policy.positions == "distance":
-                # The next chunk could only look at these from a distance that is not theirs.
-                lost = self._middle(layer).source_index < self.tokens + self.chunk - self.rotary.positions
-                priority = priority.masked_fill(lost, -math.inf)
+                priority = self.lower_lost(priority, self._middle(layer).source_index, self.tokens, self.chunk)
             chosen = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
             layer.compact(policy.sinks, policy.recent, chosen)
             if layer.used != policy.cache:
                 raise AssertionError(f"{layer.used} slots after an eviction, the budget is {policy.cache}")
         self.evictions += 1
+
+    def lower_lost(self, priority: Tensor, source_index: Tensor, seen: int, ahead: int) -> Tensor:
+        """`priority` with what the next `ahead` tokens could only look at from a distance that is not theirs last."""
+        lowest = -math.inf if priority.is_floating_point() else torch.iinfo(priority.dtype).min
+        return priority.masked_fill(source_index < seen + ahead - self.rotary.positions, lowest)
 
     def _middle(self, layer: LayerSlots) -> Middle:
         middle = slice(self.policy.sinks, layer.used - self.policy.recent)

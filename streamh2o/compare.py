@@ -21,8 +21,7 @@ from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.progress import Observer
 from streamh2o.replay import ReadText, Replay
 from streamh2o.report.visible import visible
-from streamh2o.run import PerplexityRun, RunOptions
-from streamh2o.stream import Stream
+from streamh2o.run import PerplexityRun, RunOptions, open_stream
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
@@ -91,10 +90,10 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def check_columns(loaded: Loaded, columns: Sequence[Column], chunk: int) -> None:
+def check_columns(loaded: Loaded, columns: Sequence[Column], options: RunOptions) -> None:
     """Refuse what does not fit the model before hours are spent. Raises UsageError."""
     for column in columns:
-        Stream(loaded.model, column.policy, chunk=chunk).close()
+        open_stream(loaded, column.policy, options).close()
 
 
 def key_of(loaded: Loaded, text: ReadText, column: Column, options: RunOptions) -> str:
@@ -108,6 +107,7 @@ def key_of(loaded: Loaded, text: ReadText, column: Column, options: RunOptions) 
         "knobs": asdict(column.policy),
         "chunk": options.chunk,
         "per_head": options.per_head,
+        "evict": options.evict,
         "dtype": str(loaded.dtype),
         "device": loaded.device.type,
     }

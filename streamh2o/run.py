@@ -36,7 +36,8 @@ class RunOptions:
     """How a text is read and scored.
 
     chunk and max_tokens in tokens; window in losses. per_head: `kv` keeps slots for each KV head, `query` for each
-    query head, as the H2O authors' code does, for so many times the memory. The rest: see `TokenReader`.
+    query head, as the H2O authors' code does, for so many times the memory. evict: after each `chunk`, or after each
+    `token`. The rest: see `TokenReader`.
     """
 
     chunk: int = 256
@@ -47,6 +48,7 @@ class RunOptions:
     allow_special: bool = False
     window: int = 1000
     per_head: str = "kv"
+    evict: str = "chunk"
 
     def __post_init__(self) -> None:
         if self.per_head not in ("kv", "query"):
@@ -77,6 +79,12 @@ def open_reader(
     )
 
 
+def open_stream(loaded: Loaded, policy: Policy, options: RunOptions) -> Stream:
+    """An empty stream as `options` want it. Raises UsageError where policy, options and model do not fit together."""
+    per_query_head = options.per_head == "query"
+    return Stream(loaded.model, policy, chunk=options.chunk, per_query_head=per_query_head, evict=options.evict)
+
+
 class PerplexityRun:
     """The perplexity of `source` under `policy`, a chunk at a time.
 
@@ -96,7 +104,7 @@ class PerplexityRun:
     ) -> None:
         self.loaded, self.source, self.options = loaded, source, options
         self.perplexity = RunningPerplexity(options.window)
-        self.stream = Stream(loaded.model, policy, chunk=options.chunk, per_query_head=options.per_head == "query")
+        self.stream = open_stream(loaded, policy, options)
         try:
             self._seconds_before = 0.0
             self.reader = reader or self._restore(saved)
@@ -262,6 +270,7 @@ class PerplexityRun:
             **knobs,
             "chunk": self.options.chunk,
             "per_head": self.options.per_head,
+            "evict": self.options.evict,
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": str(self.loaded.device),
             "threads": torch.get_num_threads(),

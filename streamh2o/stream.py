@@ -19,6 +19,7 @@ from streamh2o.head import logits_function, losses
 from streamh2o.memory import require_memory
 from streamh2o.policies import Policy
 from streamh2o.rotary import Rotary
+from streamh2o.token_eviction import attend_and_evict, require_token_eviction
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Stream:
     model: a causal model of `transformers` in evaluation mode; it uses our attention until `close`.
     chunk: most tokens of one forward pass. batch: how many streams run side by side. per_query_head: slots for each
         query head, not each KV head, as in the H2O authors' code, for as many times the memory.
-    Raises UsageError where cache and chunk together exceed the positions the model was trained on, UserError where they
-    need more memory than is free.
+    evict: when what is over the budget goes, after each `chunk` or after each `token`; the latter gives the losses of
+        `chunk=1`, whatever the chunk.
+    Raises UsageError where cache and chunk together exceed the positions the model was trained on, or where the policy
+    cannot evict after every token; UserError where they need more memory than is free.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Stream:
         chunk: int = 256,
         batch: int = 1,
         per_query_head: bool = False,
+        evict: str = "chunk",
     ) -> None:
         config = model.config.get_text_config()
         require_supported(model.config, type(model).__name__)
@@ -66,6 +70,10 @@ class Stream:
                 f"--cache {policy.cache} and --chunk {chunk} need {policy.cache + chunk} positions, the model was "
                 f"trained on {trained}; lower one of them."
             )
+        if evict not in ("chunk", "token"):
+            raise UsageError(f"--evict is {evict!r}; it must be chunk or token.")
+        if evict == "token":
+            require_token_eviction(policy)
         if not policy.evicts:
             policy = replace(policy, cache=trained, recent=trained - policy.sinks)
         self.learned_positions = learned_positions(model.config)
@@ -75,6 +83,8 @@ class Stream:
         group = config.num_attention_heads // kv_heads if per_query_head else 1
         require_memory(model, policy, chunk, group * batch)
         self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
+        if evict == "token" and policy.evicts:
+            self.cache.evicting = attend_and_evict
         self.tokens = 0  # read so far
         self.scored = 0  # losses given so far, per sequence
         self._decoder: Any = model.get_decoder()

@@ -24,10 +24,14 @@ def test_every_contestant_and_stage_is_timed_and_the_model_is_given_back():
         "streamh2o, cache 64",
         "h2o, cache 64",
         "window of 32 recomputed",
-        "token by token, streamingllm, cache 32",
+        "streamh2o, cache 32, evict token",
+        "streamh2o, cache 32, chunk 1",
+        "h2o, cache 32, evict token",
+        "h2o, cache 32, chunk 1",
         "dense pass over one chunk",
     ]
     assert all(run["tokens_per_second"] > 0 and run["of_limit"] > 0 for run in result["runs"])
     assert result["runs"][0]["of_limit"] == 1
     assert len(result["stages"]) == 5
+    assert [gain["policy"] for gain in result["evict_token"]] == ["streamh2o", "h2o"]
     assert model.config._attn_implementation == before

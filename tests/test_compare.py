@@ -144,10 +144,11 @@ def test_everything_a_loss_depends_on_is_in_the_key(loaded, texts):
         key_of(loaded, texts[0], make_columns(["h2-only"], [32])[0], OPTIONS),
         key_of(loaded, texts[0], column, replace(OPTIONS, chunk=8)),
         key_of(loaded, texts[0], column, replace(OPTIONS, per_head="query")),
+        key_of(loaded, texts[0], column, replace(OPTIONS, evict="token")),
         key_of(replace(loaded, fingerprint="another"), texts[0], column, OPTIONS),
         key_of(replace(loaded, dtype=torch.bfloat16), texts[0], column, OPTIONS),
     }
-    assert len(keys) == 9
+    assert len(keys) == 10
     assert key_of(loaded, texts[0], make_columns(["h2o:recent=14"], [32])[0], OPTIONS) in keys, "the default, spelt out"
 
 
@@ -295,7 +296,7 @@ def test_a_wrong_policy_is_named(spec, rule):
 
 def test_a_budget_that_the_model_cannot_hold_is_refused_before_anything_runs(loaded):
     with pytest.raises(UsageError, match="--cache 600"):
-        check_columns(loaded, make_columns(["h2o"], [16, 600]), 16)
+        check_columns(loaded, make_columns(["h2o"], [16, 600]), OPTIONS)
 
 
 def test_an_empty_text_is_an_error_that_names_it(loaded, tmp_path):

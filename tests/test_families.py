@@ -229,3 +229,14 @@ def test_generation_step_by_step_equals_the_stream_before_and_after_evictions(na
 def test_what_a_stream_cache_cannot_serve_is_refused(name, reason):
     with pytest.raises(UserError, match=reason):
         StreamCache.for_model(model(name), cache=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("gemma2", "soft-capping"), ("mistral-window", "sliding window"), ("smollm3", "don't rotate")]
+)
+def test_eviction_after_every_token_is_refused_where_it_would_be_wrong(name, what):
+    with (
+        Stream(model(name), make_policy("h2o", cache=16), chunk=8, evict="token") as stream,
+        pytest.raises(UserError, match=what),
+    ):
+        stream.feed(tiny.tokens(8))

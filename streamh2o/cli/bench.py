@@ -70,4 +70,7 @@ def bench(
     print()
     shares = [(s["name"], decimal(s["share"], 3)) for s in result["stages"]]
     print(table((f"stages of {result['stages_of']}", "x linear layers"), shares))
+    print()
+    gains = [(g["policy"], decimal(g["ratio"], 1)) for g in result["evict_token"]]
+    print(table((f"--evict token, cache {min(caches)}", "x --chunk 1"), gains))
     print(f"\n{model}, {result['dtype']} on {result['device']}, {result['threads']} threads, chunks of {chunk}")

@@ -48,6 +48,7 @@ def compare(
     sinks: opt.Sinks = None,
     per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
+    evict: opt.Evict = "chunk",
     against_full: Annotated[
         bool,
         typer.Option(
@@ -126,10 +127,11 @@ def compare(
         errors=errors,
         allow_special=allow_special,
         per_head=per_head,
+        evict=evict,
     )
     torch.set_num_threads(threads or physical_cores())
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    check_columns(loaded, columns, chunk)
+    check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs
     with make_display(quiet) as display, Interrupt() as interrupt:
         with interrupt.waiting():

@@ -136,8 +136,17 @@ PerHead = Annotated[
 ]
 Chunk = Annotated[
     int,
+    typer.Option(metavar="N", rich_help_panel=_CACHE, help="Tokens of one forward pass."),
+]
+
+Evict = Annotated[
+    str,
     typer.Option(
-        metavar="N", rich_help_panel=_CACHE, help="Tokens of one forward pass; the cache evicts after each pass."
+        "--evict",
+        metavar="chunk|token",
+        callback=_one_of("--evict", "chunk", "token"),
+        rich_help_panel=_CACHE,
+        help="Evict after each chunk, or after every token: the losses of --chunk 1 at several times its speed.",
     ),
 ]
 

@@ -50,6 +50,7 @@ def ppl(
     positions: opt.Positions = None,
     per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
+    evict: opt.Evict = "chunk",
     ppl_def: opt.PplDef = "stream",
     context: opt.Context = None,
     stride: opt.Stride = None,
@@ -110,6 +111,7 @@ def ppl(
         errors=errors,
         allow_special=allow_special,
         per_head=per_head,
+        evict=evict,
     )
     if ppl_def != "stream":
         from streamh2o.cli import ppl_def as other

@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from streamh2o.text import Source
 
 _INTERRUPTED = 130
-_OF_STREAMS = ("policy", "cache", "sinks", "recent", "hitters", "far", "decay", "positions", "per_head", "chunk")
+_OF_STREAMS = (
+    "policy",
+    "cache",
+    "sinks",
+    "recent",
+    "hitters",
+    "far",
+    "decay",
+    "positions",
+    "per_head",
+    "chunk",
+    "evict",
+)
 _NOT_HERE = (*_OF_STREAMS, "log", "plot", "checkpoint", "checkpoint_every", "resume")
 
 

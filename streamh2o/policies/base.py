@@ -47,6 +47,7 @@ class Policy:
     scored: ClassVar[bool] = True  # whether attention has to be summed at all
     evicts: ClassVar[bool] = True  # False: the text must fit the model
     recomputes: ClassVar[bool] = False  # True: nothing is cached between chunks
+    across_layers: ClassVar[bool] = False  # True: `priorities` of a layer depend on the other layers
     default_sinks: ClassVar[int] = 4
 
     cache: int
@@ -107,5 +108,8 @@ class Policy:
         return scores
 
     def priorities(self, layers: Sequence[Middle], seen: int) -> Sequence[Tensor]:
-        """`priority` of every layer; called once per eviction, for policies that look across layers."""
+        """`priority` of every layer; called once per eviction, for policies that need more than `priority` is given.
+
+        A policy that looks across layers says so by `across_layers`; the others may be asked one layer at a time.
+        """
         return [self.priority(middle.scores, middle.source_index, seen) for middle in layers]

@@ -20,6 +20,7 @@ class SpAtten(Policy):
 
     name: ClassVar[str] = "spatten"
     summary: ClassVar[str] = "sinks and hitters by attention summed over heads and layers"
+    across_layers: ClassVar[bool] = True
 
     @classmethod
     def split(cls, cache: int, sinks: int) -> tuple[int, int]:
