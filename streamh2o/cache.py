@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,9 @@ class LayerSlots:
             newest = buffer[:, :, tail].clone()
             buffer[:, :, sinks : sinks + hitters] = buffer.gather(2, index)
             buffer[:, :, sinks + hitters : self.used] = newest
+        if self.newest is not None:
+            parts = self.newest[:, :, :sinks], self.newest.gather(2, chosen), self.newest[:, :, tail]
+            self.newest = torch.cat(parts, dim=2)
 
 
 _appended = threading.local()
@@ -170,8 +173,7 @@ class SlotCache(Cache):
 
     def _evict(self) -> None:
         policy = self.policy
-        priorities = policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
-        for layer, priority in zip(self.slots, priorities, strict=True):
+        for layer, priority in zip(self.slots, self.priorities(), strict=True):
             if policy.positions == "distance":
                 # The next chunk could only look at these from a distance that is not theirs.
                 lost = self._middle(layer).source_index < self.tokens + self.chunk - self.rotary.positions
@@ -181,6 +183,10 @@ class SlotCache(Cache):
             if layer.used != policy.cache:
                 raise AssertionError(f"{layer.used} slots after an eviction, the budget is {policy.cache}")
         self.evictions += 1
+
+    def priorities(self) -> Sequence[Tensor]:
+        """What the policy makes of the middle slots now, by layer: [batch, kv_heads, middle], the highest stay."""
+        return self.policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
 
     def _middle(self, layer: LayerSlots) -> Middle:
         middle = slice(self.policy.sinks, layer.used - self.policy.recent)
