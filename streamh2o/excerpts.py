@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -54,18 +55,16 @@ def read_units(kept: Kept, text: Rereadable, first: int, stop: int) -> list[Unit
     heads = np.append(np.flatnonzero(~inner), stop - first)
     raw = data.tobytes()
     return [
-        Unit(first + int(a), first + int(b), raw[offsets[a] : offsets[b]].decode("utf-8", "backslashreplace"))
-        for a, b in zip(heads[:-1], heads[1:], strict=True)
+        Unit(first + a, first + b, raw[offsets[a] : offsets[b]].decode("utf-8", "backslashreplace"))
+        for a, b in pairwise(heads.tolist())
     ]
 
 
 def spans(kept: Kept, tokens: np.ndarray) -> list[tuple[int, int]]:
     """What to show of the text around `tokens` (rising), the sinks and the recent window: rising (first, stop)."""
-    recent = kept.tokens - kept.recent
-    centres = [tokens, np.arange(kept.sinks)]
-    lows = np.concatenate([np.concatenate(centres) - CONTEXT, _window(kept, recent)[:, 0]])
-    highs = np.concatenate([np.concatenate(centres) + CONTEXT + 1, _window(kept, recent)[:, 1]])
-    # A stretch may end inside the window, whose middle is left out only where it is long.
+    centres, window = np.concatenate([tokens, np.arange(kept.sinks)]), _window(kept)
+    lows = np.concatenate([centres - CONTEXT, window[:, 0]])
+    highs = np.concatenate([centres + CONTEXT + 1, window[:, 1]])
     order = np.argsort(lows, kind="stable")
     lows, highs = np.maximum(lows[order], 0), np.minimum(highs[order], kept.tokens)
     reach = np.maximum.accumulate(highs)
@@ -74,11 +73,12 @@ def spans(kept: Kept, tokens: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(lows[begins].tolist(), reach[ends].tolist(), strict=True))
 
 
-def _window(kept: Kept, first: int) -> np.ndarray:
+def _window(kept: Kept) -> np.ndarray:
     """Stretches of the recent window to show: int64 [n, 2]."""
-    if kept.recent <= WINDOW:
-        return np.array([[first, kept.tokens]])
-    return np.array([[first, first + WINDOW // 2], [kept.tokens - WINDOW // 2, kept.tokens]])
+    first, end, half = kept.tokens - kept.recent, kept.tokens, WINDOW // 2
+    if kept.recent > WINDOW:
+        return np.array([[first, first + half], [end - half, end]])
+    return np.array([[first, end]] if kept.recent else [], np.int64).reshape(-1, 2)
 
 
 def read_excerpts(kept: Kept, held: HeldTokens, text: Rereadable, most: int) -> Excerpts:

@@ -110,9 +110,9 @@ def inspect_source(
 ) -> Inspection:
     """Stream `source` under `policy` and look at the cache after each chunk and at the end.
 
-    observers: called after every chunk. interrupt: asked before every chunk whether to stop; the inspection is then of
-    the text so far. Raises KeyboardInterrupt where that is nothing, UserError where the input can't be read or is empty,
-    UsageError where policy, chunk and model do not fit together or the policy keeps nothing.
+    observers: called after every chunk. interrupt: asked before every chunk whether to stop; the inspection is
+    then of the text so far. Raises KeyboardInterrupt where that is nothing, UserError where the input can't be read or
+    is empty, UsageError where policy, chunk and model do not fit together or the policy keeps nothing.
     """
     failure: UserError | None = None
     with Rereadable(source) as text:

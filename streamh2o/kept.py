@@ -26,8 +26,8 @@ class Survival:
 
     A token's age is the number of tokens read after it. edges: int64 [bins + 1], bin b holds the ages from edges[b] to
     edges[b + 1], the end not included. held: int64 [layers, bins], hitters of such an age, over all heads of the layer.
-    could: int64 [bins], tokens of the text of such an age that were neither sinks nor recent; times the heads it is what
-    `held` could have been. before, stayed: int64 [bins], hitters of such an age over all layers and heads before an
+    could: int64 [bins], tokens of the text of such an age that were neither sinks nor recent; times the heads it is
+    what `held` could have been. before, stayed: int64 [bins], hitters of such an age over all layers and heads before an
     eviction, and how many of them were still there after it.
     """
 
@@ -40,13 +40,13 @@ class Survival:
 
     @property
     def held_share(self) -> np.ndarray:
-        """Of the tokens of each age, the share that a head of each layer holds: float64 [layers, bins]; nan for none."""
+        """The share of the tokens of each age that a head of each layer holds: float64 [layers, bins]; nan for none."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.held / (self.could * self.heads)
 
     @property
     def stay_share(self) -> np.ndarray:
-        """Of the hitters of each age, the share that the next eviction leaves in place: float64 [bins]; nan for none."""
+        """The share of the hitters of each age that the next eviction leaves in place: float64 [bins]; nan for none."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.stayed / self.before
 
@@ -217,7 +217,8 @@ class Watch:
         bins = _bin(seen - 1 - index.reshape(layers, -1)) + self._bins * np.arange(layers)[:, None]
         self._held += np.bincount(bins.reshape(-1), minlength=layers * self._bins).reshape(layers, -1)
         oldest = seen - policy.sinks  # not included
-        self._could += np.diff(np.clip(AGE_EDGES, policy.recent, max(oldest, policy.recent)))
+        bounds: np.ndarray = np.clip(AGE_EDGES, policy.recent, max(oldest, policy.recent))
+        self._could += bounds[1:] - bounds[:-1]
         now = index.reshape(layers * heads, hitters)
         if self._last is not None and hitters:
             stays = _still_there(self._last, now, seen)
@@ -232,7 +233,7 @@ def _bin(ages: np.ndarray) -> np.ndarray:
 
 
 def _still_there(before: np.ndarray, now: np.ndarray, seen: int) -> np.ndarray:
-    """Which entries of `before` [rows, n] their row of `now` [rows, m] still has; rows rise, entries are below `seen`."""
+    """Which entries of `before` [rows, n] their row of `now` [rows, m] still has; rows rise, and stay below `seen`."""
     row = seen * np.arange(len(now))[:, None]
     old, new = before + row, (now + row).reshape(-1)  # all of `new` rises, since each row's entries are its own
     at = np.searchsorted(new, old)

@@ -24,6 +24,7 @@ COMMANDS = {
     "ppl": "Running perplexity of files, globs, - (stdin) or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
     "answer": "Answers to questions about a text of any length, with where they stand in it.",
     "compare": "Several policies and cache sizes on the same tokens: a table and two pictures.",
+    "inspect": "What the cache kept of a text, as a page to look at.",
     "plot": "Pictures from the logs that --log wrote.",
     "bench": "Speed against the machine's limit, as ratios within one run.",
     "doctor": "Whether this machine is fit: versions, device, memory, and losses that add up.",
