@@ -24,11 +24,14 @@ AGE_EDGES = np.unique(np.floor(2.0 ** (np.arange(-2, 81) / 2)).astype(np.int64))
 class Survival:
     """How long tokens stay as hitters, summed over the snapshots that were taken after every eviction.
 
-    A token's age is the number of tokens read after it. edges: int64 [bins + 1], bin b holds the ages from edges[b] to
-    edges[b + 1], the end not included. held: int64 [layers, bins], hitters of such an age, over all heads of the layer.
+    A token's age is the number of tokens read after it.
+    edges: int64 [bins + 1]; bin b holds the ages from edges[b] to edges[b + 1], the end not included.
+    held: int64 [layers, bins], hitters of such an age, over all heads of the layer.
     could: int64 [bins], tokens of the text of such an age that were neither sinks nor recent; times the heads it is
-    what `held` could have been. before, stayed: int64 [bins], hitters of such an age over all layers and heads before an
-    eviction, and how many of them were still there after it.
+        what `held` could have been.
+    before, stayed: int64 [bins], hitters of such an age over all layers and heads before an eviction, and how many of
+        them were still there after it.
+    heads: KV heads of a layer.
     """
 
     edges: np.ndarray

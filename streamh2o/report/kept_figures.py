@@ -69,13 +69,17 @@ def positions(kept: Kept) -> str:
                 f"{percent(share)} held</title></rect>"
             )
     recent = scale.x(max(first, kept.tokens - kept.recent))
+    parts.append(
+        f'<rect class="window" x="{recent:.1f}" y="{strip}" width="{_WIDTH - _RIGHT - recent:.1f}" '
+        f'height="{bottom - strip:.1f}"><title>the recent window, held by every head</title></rect>'
+    )
     parts.append(f'<line class="mark" x1="{recent:.1f}" x2="{recent:.1f}" y1="{strip}" y2="{bottom:.1f}"/>')
     parts += _layer_labels(kept.layers, row, strip)
     parts += _axis(scale, ticks(first, kept.tokens), bottom, "token of the text")
     words = f"Strongest: {percent(top)} of a layer's (head, token) pairs."
     if first:
         words += f" The lower part begins at token {count(first)}; none before it is held."
-    words += " The line marks the recent window, which every head holds."
+    words += " Behind the broken line lies the recent window, which every head holds."
     return _figure(parts, bottom + 40, "Where hitters come from, by layer", words)
 
 

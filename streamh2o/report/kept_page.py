@@ -14,6 +14,7 @@ import numpy as np
 from streamh2o.excerpts import Excerpt, Unit
 from streamh2o.inspection import InContext, Inspection
 from streamh2o.report import kept_figures as figures
+from streamh2o.report.kept_text import context_line, token_line
 from streamh2o.report.tables import count, decimal
 from streamh2o.report.visible import visible
 
@@ -46,14 +47,9 @@ def shown(text: str) -> str:
 
 def flowing(text: str, held: bool) -> str:
     """A piece of the book as HTML; in a held one line ends can be seen."""
-    text = text.replace("\r", "␍").replace("\n", "↵\n") if held else text.replace("\r", "")
+    text = text.replace("\r", "←").replace("\n", "↵\n") if held else text.replace("\r", "")
     # A tab moves nothing on a page.
     return html.escape("\t".join(visible(part, keep_newlines=True) for part in text.split("\t")))
-
-
-def one_line(text: str) -> str:
-    """The same for a line of a table."""
-    return shown(text.replace("\r\n", "↵").replace("\n", "↵").replace("\r", "␍").replace("\t", " "))
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -146,12 +142,15 @@ def _row(inspection: Inspection, each: InContext) -> str:
     share = pairs / kept.pairs
     rank = "-" if held.rank is None else decimal(float(held.rank[each.row]), 1)
     layers = np.flatnonzero(held.by_layer[each.row])
-    lit = f'{one_line(each.before)}<mark class="k{figures.level(math.sqrt(share))}">{one_line(each.text)}</mark>'
+    before, text, after = (
+        html.escape(each) for each in (context_line(each.before), token_line(each.text), context_line(each.after))
+    )
+    lit = f'{before}<mark class="k{figures.level(math.sqrt(share))}">{text or "▯"}</mark>{after}'
     return (
         f"<tr><td>{count(token)}</td><td>{count(kept.tokens - 1 - token)}</td>"
         f'<td class="meter" style="--share:{100 * share:.1f}%">{pairs}</td>'
         f'<td title="{ranges(layers.tolist())}">{len(layers)}</td><td>{rank}</td>'
-        f'<td class="context">{lit}{one_line(each.after)}</td></tr>'
+        f'<td class="context">{lit}</td></tr>'
     )
 
 

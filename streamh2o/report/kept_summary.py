@@ -8,6 +8,7 @@ import numpy as np
 
 from streamh2o.inspection import InContext, Inspection
 from streamh2o.report.kept_figures import percent
+from streamh2o.report.kept_text import context_line, token_line
 from streamh2o.report.tables import count, decimal
 from streamh2o.report.visible import visible
 
@@ -47,8 +48,8 @@ def facts(inspection: Inspection) -> list[tuple[str, str]]:
 
 def line_parts(each: InContext) -> tuple[str, str, str]:
     """A token with what stands beside it, on one line, safe to show."""
-    before, text, after = (visible(" ".join(part.splitlines())) for part in (each.before, each.text, each.after))
-    return before[-_ROOM:].rjust(_ROOM), text, after[:_ROOM]
+    before, after = context_line(each.before), context_line(each.after)
+    return before[-_ROOM:].rjust(_ROOM), token_line(each.text), after[:_ROOM]
 
 
 def _head(inspection: Inspection, each: InContext) -> str:
