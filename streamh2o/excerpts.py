@@ -45,19 +45,24 @@ class Excerpts:
 
 
 def read_units(kept: Kept, text: Rereadable, first: int, stop: int) -> list[Unit]:
-    """Tokens `first` to `stop` as text; all must be near a held token. Raises UserError where it can't be read."""
+    """Tokens `first` to `stop` as text; all must be near a held token. Raises UserError where it can't be read.
+
+    Of a character that begins before `first` or ends after `stop` nothing is shown.
+    """
     starts = kept.places.borders(first, stop)
     base = int(starts[0])
     data = np.frombuffer(text.read(base, int(starts[-1])), np.uint8)
     offsets = np.minimum(starts - base, len(data))
     inner = np.append(data, 0)[offsets[:-1]] & 0xC0 == 0x80  # begins inside a character
     inner[:1] = False
-    heads = np.append(np.flatnonzero(~inner), stop - first)
+    borders = np.append(np.flatnonzero(~inner), stop - first).tolist()
     raw = data.tobytes()
-    return [
-        Unit(first + a, first + b, raw[offsets[a] : offsets[b]].decode("utf-8", "backslashreplace"))
-        for a, b in pairwise(heads.tolist())
-    ]
+    units = []
+    for a, b in pairwise(borders):
+        cut = a == 0 or b == stop - first
+        text = raw[offsets[a] : offsets[b]].decode("utf-8", "ignore" if cut else "backslashreplace")
+        units.append(Unit(first + a, first + b, text))
+    return units
 
 
 def spans(kept: Kept, tokens: np.ndarray) -> list[tuple[int, int]]:

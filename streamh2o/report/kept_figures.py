@@ -145,7 +145,7 @@ def survival(kept: Kept) -> str:
     if not known.any():
         return ""
     edges = np.maximum(found.edges, 1)
-    at = np.sqrt(edges[:-1] * edges[1:])
+    at = np.sqrt(edges[:-1]) * np.sqrt(edges[1:])
     share = found.held.sum(axis=0)[known] / (found.could[known] * kept.pairs)
     lines = [(f"layer {number}", at[known], each[known]) for number, each in enumerate(found.held_share)]
     held = _curve(
