@@ -60,8 +60,8 @@ def read_units(kept: Kept, text: Rereadable, first: int, stop: int) -> list[Unit
     units = []
     for a, b in pairwise(borders):
         cut = a == 0 or b == stop - first
-        text = raw[offsets[a] : offsets[b]].decode("utf-8", "ignore" if cut else "backslashreplace")
-        units.append(Unit(first + a, first + b, text))
+        shown = raw[offsets[a] : offsets[b]].decode("utf-8", "ignore" if cut else "backslashreplace")
+        units.append(Unit(first + a, first + b, shown))
     return units
 
 

@@ -13,6 +13,7 @@ from streamh2o.report.tables import count
 LEVELS = 10  # classes k1 to k10 of the page's style, faint to strong
 _WIDTH, _LEFT, _RIGHT = 1000, 52, 14  # units of the pictures
 _BINS = 120
+_STRONGEST = 0.98  # of the cells with hitters, the quantile that the strongest colour stands for
 _MOST_ROWS = 160  # of ages, a row each head; beyond that a row each layer
 
 
@@ -52,7 +53,7 @@ def positions(kept: Kept) -> str:
     first = 0 if oldest * 4 < kept.tokens else int(ticks(0, oldest, 20)[-1])
     edges, counts = kept.positions(first, _BINS)
     shares = counts.sum(axis=1) / (kept.heads * np.diff(edges))  # [layers, bins]
-    top = float(shares.max())
+    top = float(np.quantile(shares[shares > 0], _STRONGEST))
     row = max(5.0, min(14.0, 420 / kept.layers))
     strip = 26 if first else 0
     bottom = strip + row * kept.layers
@@ -76,7 +77,7 @@ def positions(kept: Kept) -> str:
     parts.append(f'<line class="mark" x1="{recent:.1f}" x2="{recent:.1f}" y1="{strip}" y2="{bottom:.1f}"/>')
     parts += _layer_labels(kept.layers, row, strip)
     parts += _axis(scale, ticks(first, kept.tokens), bottom, "token of the text")
-    words = f"Strongest: {percent(top)} of a layer's (head, token) pairs."
+    words = f"Strongest colour: {percent(top)} or more of a layer's (head, token) pairs."
     if first:
         words += f" The lower part begins at token {count(first)}; none before it is held."
     words += " Behind the broken line lies the recent window, which every head holds."
