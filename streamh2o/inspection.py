@@ -125,10 +125,10 @@ def inspect_source(
                     for observer in observers:
                         observer(progress)
             except UserError as error:
-                if run.stream.tokens == 0:
+                if watch.tokens == 0:
                     raise
                 run.complete, failure = False, error
-            if run.stream.tokens == 0:
+            if watch.tokens == 0:
                 if interrupt is not None and interrupt.requested:
                     raise KeyboardInterrupt
                 raise UserError(f"{source.name}: nothing was read, so the cache holds nothing.")

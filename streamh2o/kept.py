@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamh2o.cache import LayerSlots
 from streamh2o.errors import UsageError
 from streamh2o.places import Places
 from streamh2o.stream import Stream
@@ -66,7 +65,8 @@ class Kept:
 
     tokens: read so far. sinks, hitters, recent: slots per layer and KV head. evictions: so far.
     index: int64 [layers, kv_heads, hitters], the hitters in the order of the stream. rank: the same shape, each
-    hitter's place in its head by the policy's priority, 1 for what it would give up last; None before any eviction.
+    hitter's place in its head by the policy's priority, 1 for what it would give up last; None before any eviction, and
+    where the cache was changed meanwhile by a chunk that failed.
     """
 
     tokens: int
@@ -169,37 +169,45 @@ class Watch:
         self._held: np.ndarray | None = None
         self._could, self._before, self._stayed = (np.zeros(self._bins, np.int64) for _ in range(3))
         self._last: np.ndarray | None = None  # [pairs, hitters] after the eviction before
-        self._evictions = 0
+        self._tokens = self._evictions = 0
+        self._parts: dict[str, int] = {}
+        self._index = np.zeros((0, 0, 0), np.int64)
+
+    @property
+    def tokens(self) -> int:
+        """Read so far, a BOS included."""
+        return self._tokens
 
     def look(self, block: Block, byte: int) -> None:
         """After the chunk `block`; byte: where in the input it ends."""
         stream = self._stream
         self._places.add(block.byte_offset, byte)
+        self._tokens, self._parts = stream.tokens, stream.composition()
+        self._index = self._hitters()
         if stream.evictions == self._evictions:
             return
         self._evictions = stream.evictions
-        index = self._index()
-        self._snapshot(index)
-        self._places.prune(index, stream.policy.sinks, stream.tokens - stream.policy.recent)
+        self._snapshot(self._index)
+        self._places.prune(self._index, stream.policy.sinks, stream.tokens - stream.policy.recent)
 
     def kept(self, bos: bool) -> Kept:
-        """What the cache holds now; bos: whether the stream's first token is one that the text does not have."""
-        stream, parts = self._stream, self._stream.composition()
-        layers, heads, hitters = (index := self._index()).shape
+        """What the cache held after the last chunk that was looked at; a chunk that failed later may have changed it.
+
+        bos: whether the stream's first token is one that the text does not have. Call `look` at least once before.
+        """
+        layers, heads, hitters = self._index.shape
         held = self._held if self._held is not None else np.zeros((layers, self._bins), np.int64)
         survival = Survival(AGE_EDGES, held, self._could, self._before, self._stayed, heads)
-        rank = self._rank() if stream.evictions and hitters else None
-        counts = (parts["sinks"], parts["hitters"], parts["recent"], stream.evictions)
-        return Kept(stream.tokens, bos, *counts, index, rank, survival, self._places)
+        unchanged = self._stream.cache.tokens == self._tokens
+        rank = self._rank() if self._evictions and hitters and unchanged else None
+        counts = (self._parts["sinks"], self._parts["hitters"], self._parts["recent"], self._evictions)
+        return Kept(self._tokens, bos, *counts, self._index, rank, survival, self._places)
 
-    def _middle(self) -> slice:
-        parts = self._stream.composition()
-        return slice(parts["sinks"], parts["sinks"] + parts["hitters"])
-
-    def _index(self) -> np.ndarray:
+    def _hitters(self) -> np.ndarray:
         """The hitters now: int64 [layers, kv_heads, hitters]."""
-        middle = self._middle()
-        return np.stack([layer.source_index[0, :, middle].cpu().numpy() for layer in self._slots()])
+        first = self._parts["sinks"]
+        middle = slice(first, first + self._parts["hitters"])
+        return np.stack([layer.source_index[0, :, middle].cpu().numpy() for layer in self._stream.cache.slots])
 
     def _rank(self) -> np.ndarray:
         priorities = [each[0].cpu().double() for each in self._stream.cache.priorities()]
@@ -207,9 +215,6 @@ class Watch:
         ranks = np.empty_like(order)
         np.put_along_axis(ranks, order, np.arange(1, order.shape[-1] + 1)[None, None], axis=-1)
         return ranks
-
-    def _slots(self) -> list[LayerSlots]:
-        return self._stream.cache.slots
 
     def _snapshot(self, index: np.ndarray) -> None:
         """Add one eviction's outcome to the sums."""

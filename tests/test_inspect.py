@@ -222,21 +222,35 @@ def test_a_text_that_breaks_off_leaves_the_page_of_what_was_read(streamh2o, fold
     assert one_sentence(err) in Page((tmp_path / "bad.inspect.html").read_text("utf-8")).text + "."
 
 
+def test_a_chunk_that_fails_leaves_the_page_of_those_before(streamh2o, tmp_path):
+    broken = make_folder(tmp_path / "broken", broken_token="!")
+    (tmp_path / "bad.txt").write_text("They say it is better than the brown fox. " * 12 + "!")
+    code, out, err = streamh2o("inspect", "bad.txt", "--model", broken, *SMALL, "--json", "a.json", "--quiet")
+    assert code == 1
+    assert "finite" in one_sentence(err)
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["complete"] is False
+    assert document["tokens"] % 32 == 0
+    assert max(each["token"] for each in document["kept"]["tokens"]) < document["tokens"]
+    assert "bad.txt (incomplete)" in out
+    assert "Ended early" in Page((tmp_path / "bad.inspect.html").read_text("utf-8")).text
+
+
 def test_ctrl_c_shows_the_cache_as_it_is_then(folder, tmp_path):
-    line = [sys.executable, "-m", "streamh2o.cli.main", "inspect", "-", "--model", folder, *map(str, SMALL)]
+    line = [sys.executable, "-m", "streamh2o.cli.main", "inspect", "-", "--model", folder, "--quiet"]
+    line += ["--cache", "128", "--chunk", "256", "--dtype", "float32", "--threads", "1"]
     with subprocess.Popen(
         [*line, "--json", str(tmp_path / "a.json"), "--out", str(tmp_path / "a.html")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     ) as process:
         assert process.stdin is not None
-        assert process.stderr is not None
-        process.stdin.write(TEXT.encode() * 900)  # more than a pipe holds: written means that reading has begun
+        assert process.stdout is not None
+        # More than the pipe and what is read ahead (362 kB) hold: once it is written, the model has read some.
+        process.stdin.write(TEXT.encode() * 4200)
         process.stdin.flush()
-        assert process.stderr.readline()  # the first progress: something has been read
         process.send_signal(signal.SIGINT)
         end = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < end:  # the pipe is still open
