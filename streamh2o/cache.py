@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,9 @@ class LayerSlots:
             survivors = buffer.flatten(0, 2).index_select(0, index)
             buffer[:, :, sinks : sinks + hitters] = survivors.view(*chosen.shape, *buffer.shape[3:])
             buffer[:, :, sinks + hitters : self.used] = newest
+        if self.newest is not None:
+            parts = self.newest[:, :, :sinks], self.newest.gather(2, chosen), self.newest[:, :, tail]
+            self.newest = torch.cat(parts, dim=2)
 
 
 _appended = threading.local()
@@ -200,8 +203,7 @@ class SlotCache(Cache):
 
     def _evict(self) -> None:
         policy = self.policy
-        priorities = policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
-        for layer, priority in zip(self.slots, priorities, strict=True):
+        for layer, priority in zip(self.slots, self.priorities(), strict=True):
             if policy.positions == "distance":
                 priority = self.lower_lost(priority, self._middle(layer).source_index, self.tokens, self.chunk)
             chosen = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
@@ -214,6 +216,10 @@ class SlotCache(Cache):
         """`priority` with what the next `ahead` tokens could only look at from a distance that is not theirs last."""
         lowest = -math.inf if priority.is_floating_point() else torch.iinfo(priority.dtype).min
         return priority.masked_fill(source_index < seen + ahead - self.rotary.positions, lowest)
+
+    def priorities(self) -> Sequence[Tensor]:
+        """What the policy makes of the middle slots now, by layer: [batch, kv_heads, middle], the highest stay."""
+        return self.policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
 
     def _middle(self, layer: LayerSlots) -> Middle:
         middle = slice(self.policy.sinks, layer.used - self.policy.recent)

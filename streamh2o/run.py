@@ -21,7 +21,7 @@ from streamh2o.progress import Observer, Progress
 from streamh2o.replay import Replay
 from streamh2o.saved_state import require_sound
 from streamh2o.stream import Fed, Stream
-from streamh2o.text import Source, TokenReader
+from streamh2o.text import Block, Source, TokenReader
 from streamh2o.versions import versions
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class PerplexityRun:
             self.stream.close()
             raise
         self.complete = False
+        self.block: Block | None = None  # the ids of the last chunk, and where in the input they stand
         self._began = time.perf_counter()
         self._ended: float | None = None
         self._recent = deque([(self._began, self.reader.tokens)])  # (time, tokens) after each of the last chunks
@@ -167,6 +168,7 @@ class PerplexityRun:
                     self.complete = True
                     return
                 fed = self._feed(torch.from_numpy(block.ids)[None])
+                self.block = block
                 losses = fed.losses[0].float().cpu().numpy()
                 nll = self.perplexity.add(losses)
                 self._mark()

@@ -25,6 +25,7 @@ COMMANDS = {
     "answer": "Answers to questions about a text of any length, with where they stand in it.",
     "generate": "Continues a text, or chats, without end in the same memory.",
     "compare": "Several policies and cache sizes on the same tokens: a table and two pictures.",
+    "inspect": "What the cache kept of a text, as a page to look at.",
     "plot": "Pictures from the logs that --log wrote.",
     "bench": "Speed against the machine's limit, as ratios within one run.",
     "doctor": "Whether this machine is fit: versions, device, memory, and losses that add up.",

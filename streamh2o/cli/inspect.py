@@ -1,0 +1,162 @@
+"""`streamh2o inspect`: what the cache kept, as a page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamh2o.cli import options as opt
+from streamh2o.cli.manual import ManualCommand, make_app
+
+if TYPE_CHECKING:
+    from streamh2o.inspection import Inspection
+
+app = make_app()
+_INTERRUPTED = 130
+
+
+@app.command(cls=ManualCommand)
+def inspect(
+    input: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            show_default=False,
+            help="A file (.gz and .xz too), - for stdin, or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
+        ),
+    ],
+    model: opt.Model = "smollm2-135m",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    policy: opt.Policy = "streamh2o",
+    cache: opt.Cache = 1024,
+    sinks: opt.Sinks = None,
+    recent: opt.Recent = None,
+    hitters: opt.Hitters = None,
+    far: opt.Far = None,
+    decay: opt.Decay = None,
+    positions: opt.Positions = None,
+    per_head: opt.PerHead = "kv",
+    chunk: opt.Chunk = 256,
+    max_tokens: opt.MaxTokens = None,
+    bos: opt.Bos = "auto",
+    newline: opt.Newline = "keep",
+    errors: opt.Errors = "strict",
+    allow_special: opt.AllowSpecial = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.html",
+            rich_help_panel="Output",
+            show_default="NAME.inspect.html here",
+            help="The page.",
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE|-",
+            rich_help_panel="Output",
+            help="All of it, and the result of ppl, as one object.",
+        ),
+    ] = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Stream a text under any policy and show what the cache holds at its end: which tokens, in which layers and
+    heads, how old, and how high the policy ranks them.
+
+    The page is one HTML file without scripts. It has a map of where in the text the hitters of each layer come from,
+    their ages, how long hitters stay, the tokens that most heads hold, and the text around all held tokens, shaded by
+    the share of heads that hold each.
+
+    Memory does not depend on the length of the text. The text of a pipe is kept in a private temporary file meanwhile,
+    which goes away with the command.
+
+    Ctrl-C ends the reading after the chunk at hand and shows the cache as it is then; a second Ctrl-C quits at once.
+
+    \b
+    Examples:
+      streamh2o inspect book.txt
+      streamh2o inspect book.txt --policy h2o --cache 512 --max-tokens 20000 --out h2o.html
+      zcat book.gz | streamh2o inspect - --json - | jq '.kept.tokens[0]'
+    """
+    from streamh2o.errors import UsageError
+    from streamh2o.outputs import check_outputs
+    from streamh2o.sources import open_inputs
+
+    sources = open_inputs([input])
+    if len(sources) != 1:
+        raise UsageError(f"{input}: {len(sources)} files match, and a page is of one text; name one.")
+    source = sources[0]
+    out = out or Path(_page_name(source.name))
+    check_outputs({"--out": out, "--json": json}, [source.name, model])
+
+    import torch
+
+    from streamh2o.inspection import inspect_source
+    from streamh2o.interrupt import Interrupt
+    from streamh2o.machine import physical_cores
+    from streamh2o.models import load_model
+    from streamh2o.policies import make_policy
+    from streamh2o.report.live import make_display
+    from streamh2o.run import RunOptions
+
+    knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
+    chosen = make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
+    options = RunOptions(
+        chunk=chunk,
+        max_tokens=max_tokens,
+        bos=bos,
+        newline=newline,
+        errors=errors,
+        allow_special=allow_special,
+        per_head=per_head,
+    )
+    torch.set_num_threads(threads or physical_cores())
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    with Interrupt() as interrupt, make_display(quiet) as display:
+        display.begin(source.name)
+        inspection = inspect_source(loaded, source, chosen, options, [display], interrupt)
+    _report(inspection, out, json)
+    if inspection.failure is not None:
+        raise inspection.failure
+    raise typer.Exit(_INTERRUPTED if interrupt.requested else 0)
+
+
+def _page_name(source: str) -> str:
+    """NAME.inspect.html for books/NAME.txt.gz, hf:NAME:train or stdin."""
+    name = Path(source).name
+    for ending in (".gz", ".xz"):
+        name = name.removesuffix(ending)
+    stem = Path(name).stem or "text"
+    return "".join("-" if letter in ':\\?*"<>|' else letter for letter in stem) + ".inspect.html"
+
+
+def _report(inspection: Inspection, out: Path, json: Path | None) -> None:
+    import sys
+
+    from streamh2o.outputs import json_lines, write_whole
+    from streamh2o.report.kept_page import page
+    from streamh2o.report.kept_summary import plain, rich_summary
+
+    # Files first: whoever reads stdout may be gone.
+    write_whole(out, page(inspection).encode())
+    if json is not None:
+        document = json_lines([inspection.document()])
+        if str(json) == "-":
+            print(document, end="", flush=True)
+            return
+        write_whole(json, document.encode())
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(rich_summary(inspection, str(out)))
+    else:
+        print(plain(inspection, str(out)), end="", flush=True)
