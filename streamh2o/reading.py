@@ -1,7 +1,8 @@
-"""A short answer from a short text, and how sure the model is of it."""
+"""A short answer copied from a short text, and how sure the model is of it."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,36 +17,82 @@ from streamh2o.stream import cache_argument
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
 
-LONGEST_ANSWER = 32  # tokens
+LONGEST_ANSWER = 24  # tokens
+_WORD = re.compile(r"[^\W_]+")
+_START = re.compile(r"(?<![^\W_])[^\s]")  # where a word, or a sign before one, begins
+_REACH = 12 * LONGEST_ANSWER  # characters that hold the longest answer
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the model answers after a text. logprob: mean log-probability of the answer's ids there, in nats; margin: by
-    how much that is above the mean for the same answer without the text."""
+    """What the model answers from a text, in words of the text.
+
+    logprob: mean log-probability of the answer's ids there, in nats; margin: by how much that is above the mean for the
+    same answer without the text; new: whether the answer has a word that the question lacks.
+    """
 
     answer: str
     logprob: float
     margin: float
+    new: bool
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What makes one reading better than another: that it says something, then sureness."""
+        return self.new, self.logprob + self.margin
+
+
+NOTHING = Reading("", float("-inf"), 0.0, False)
 
 
 def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Reading:
-    """The likeliest next token, again and again, up to the end of the answer, its line or LONGEST_ANSWER tokens.
+    """The answer to `question` that `text` holds word for word: of its tokens always the likeliest next one.
 
-    The model must not be attached to a stream.
+    Copying keeps a small model from making things up, and lets every answer be found in the text. The model must not be
+    attached to a stream.
     """
-    ids, logprobs = _greedy(loaded, prompter.ask(text, question), prompter.ends())
-    answer = " ".join(str(loaded.tokenizer.decode(ids, skip_special_tokens=True)).split())
-    if not answer:
-        return Reading("", float("-inf"), 0.0)
+    starts = Copies(loaded.tokenizer, prompter, text)
+    ids, logprobs = _greedy(loaded, prompter.ask(text, question), starts, prompter.ends())
+    answer = str(loaded.tokenizer.decode(ids)).strip()
+    if not words(answer):
+        return NOTHING
     alone = likelihoods(loaded, [(prompter.ask("", question), ids)])[0]
     logprob = sum(logprobs) / len(logprobs)
-    return Reading(answer, logprob, logprob + float(alone.mean()))
+    new = not set(words(answer)) <= set(words(question))
+    return Reading(answer, logprob, logprob + float(alone.mean()), new)
+
+
+def words(text: str) -> list[str]:
+    """Letters and digits, in lower case."""
+    return [word.casefold() for word in _WORD.findall(text)]
+
+
+class Copies:
+    """The ways in which a stretch of `text` can go on, as ids of an answer, from the start of each of its words."""
+
+    def __init__(self, tokenizer: Any, prompter: Prompter, text: str) -> None:
+        self._tokenizer = tokenizer
+        pieces = dict.fromkeys(text[match.start() : match.start() + _REACH] for match in _START.finditer(text))
+        self._left = [prompter.answer(piece)[: LONGEST_ANSWER + 1] for piece in pieces]
+        self._place = 0
+
+    def next(self, ends: set[int]) -> set[int]:
+        """Ids that may come next: those that go on copying, and `ends` after a whole word."""
+        following = {ids[self._place] for ids in self._left if len(ids) > self._place}
+        whole = self._place > 0 and (
+            not following or any(not self._tokenizer.decode([token])[:1].isalnum() for token in following)
+        )
+        return following | ends if whole else following
+
+    def take(self, token: int) -> None:
+        """Go on with `token`."""
+        self._left = [ids for ids in self._left if len(ids) > self._place and ids[self._place] == token]
+        self._place += 1
 
 
 @torch.inference_mode()
-def _greedy(loaded: Loaded, prompt: list[int], ends: set[int]) -> tuple[list[int], list[float]]:
-    """Ids of the answer, and the log-probability of each."""
+def _greedy(loaded: Loaded, prompt: list[int], copies: Copies, ends: set[int]) -> tuple[list[int], list[float]]:
+    """Ids of the answer, and the log-probability of each, among all ids."""
     decoder: Any = loaded.model.base_model
     logits = logits_function(loaded.model)
     # The cache is kept here, since how the model's output calls it changes between releases, as the argument does.
@@ -55,14 +102,15 @@ def _greedy(loaded: Loaded, prompt: list[int], ends: set[int]) -> tuple[list[int
     logprobs: list[float] = []
     feed = prompt
     for _ in range(LONGEST_ANSWER):
+        allowed = sorted(copies.next(ends))
+        if not allowed:
+            break
         hidden = decoder(input_ids=torch.tensor([feed], device=loaded.device), **arguments).last_hidden_state
         scores = logits(hidden[0, -1]).float().log_softmax(-1)
-        token = int(scores.argmax())
+        token = allowed[int(scores[allowed].argmax())]
         if token in ends:
             break
-        text = loaded.tokenizer.decode([token])
-        if "\n" in text and ids:
-            break
+        copies.take(token)
         ids.append(token)
         logprobs.append(float(scores[token]))
         feed = [token]

@@ -36,7 +36,8 @@ class RunOptions:
     """How a text is read and scored.
 
     chunk and max_tokens in tokens; window in losses. per_head: `kv` keeps slots for each KV head, `query` for each
-    query head, as the H2O authors' code does, for so many times the memory. The rest: see `TokenReader`.
+    query head, as the H2O authors' code does, for so many times the memory. score: whether losses are wanted. The rest:
+    see `TokenReader`.
     """
 
     chunk: int = 256
@@ -47,6 +48,7 @@ class RunOptions:
     allow_special: bool = False
     window: int = 1000
     per_head: str = "kv"
+    score: bool = True
 
     def __post_init__(self) -> None:
         if self.per_head not in ("kv", "query"):
@@ -170,7 +172,7 @@ class PerplexityRun:
 
     def _feed(self, ids: torch.Tensor) -> Fed:
         try:
-            return self.stream.feed(ids)
+            return self.stream.feed(ids, self.options.score)
         except (MemoryError, RuntimeError) as error:  # of which torch.OutOfMemoryError is one
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
