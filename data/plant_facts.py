@@ -4,9 +4,9 @@
     streamh2o answer planted.txt --questions planted.questions --json answers.json
     python data/plant_facts.py check planted.key.json answers.json
 
-`plant` joins the books, takes `--bytes` of them from `--from` on and puts the facts (see `streamh2o/needles.py`) at even
-depths; the last `--absent` questions ask for facts of the same kinds that are not there. An answer is right if it holds
-the key; its place is right if the first passage, or any of the three, overlaps the planted sentence.
+`plant` joins the books, takes `--bytes` of them from `--from` on and puts the facts (see `streamh2o/needles.py`) at
+even depths; the last `--absent` questions ask for facts of the same kinds that are not there. An answer is right if it
+holds the key; its place is right if the first passage, or any of the three, overlaps the planted sentence.
 """
 
 from __future__ import annotations

@@ -30,25 +30,20 @@ class Planted:
     places: tuple[tuple[int, int], ...]
 
 
-_FIRST = (
-    "Amelia Barnaby Cordelia Desmond Eulalia Fergus Griselda Horatio Isolde Jasper Leopold Mirabel Octavia Phineas "
-    "Quentin Rosamund Sylvester Theodora Ursula Valentine"
-).split()
-_LAST = (
-    ["Ash", "Bex", "Crow", "Dun", "Ever", "Far", "Gor", "Hol", "Inch", "Lock"],
-    "combe ley hurst stable dale thing".split(),
+_WORDS = {
+    "first": "Amelia Barnaby Cordelia Desmond Eulalia Fergus Griselda Horatio Isolde Jasper Leopold Mirabel Octavia "
+    "Phineas Quentin Rosamund Sylvester Theodora Ursula Valentine",
+    "thing": "lighthouse observatory granary foundry chapel tannery brewery orchard windmill museum library hospital "
+    "theatre aqueduct gatehouse smithy almshouse quarry bathhouse dovecote",
+    "creature": "parrot greyhound tortoise pony raven spaniel mule goldfinch",
+    "pet": "Solomon Biscuit Hannibal Duchess Pepper Nimrod Juniper Captain",
+    "month": "January March April June August October November",
+}
+_PEOPLE = ("Ash Bex Crow Dun Ever Far Gor Hol Inch Lock", "combe ley hurst stable dale thing")
+_TOWNS = (
+    "Tarrow Quen Alder Brix March Pendle Sallow Thorn Wex Yarrow Cress Dover",
+    "by low moor holt wick cote field hythe mere ton",
 )
-_TOWN = (
-    ["Tarrow", "Quen", "Alder", "Brix", "March", "Pendle", "Sallow", "Thorn", "Wex", "Yarrow", "Cress", "Dover"],
-    "by low moor holt wick cote field hythe mere ton".split(),
-)
-_THING = (
-    "lighthouse observatory granary foundry chapel tannery brewery orchard windmill museum library hospital theatre "
-    "aqueduct gatehouse smithy almshouse quarry bathhouse dovecote"
-).split()
-_CREATURE = "parrot greyhound tortoise pony raven spaniel mule goldfinch".split()
-_PET = "Solomon Biscuit Hannibal Duchess Pepper Nimrod Juniper Captain".split()
-_MONTH = "January March April June August October November".split()
 
 # What is said, what is asked, and the words that a right answer holds.
 KINDS: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -112,8 +107,9 @@ def make_facts(count: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> li
         if kind not in KINDS:
             raise UsageError(f"--kinds: there is no kind {kind!r}; choose from {', '.join(KINDS)}.")
     chance = random.Random(seed)
-    people = [f"{a}{b}" for a in _LAST[0] for b in _LAST[1]]
-    towns = [f"{a}{b}" for a in _TOWN[0] for b in _TOWN[1]]
+    people, towns = (
+        [start + end for start in starts.split() for end in ends.split()] for starts, ends in (_PEOPLE, _TOWNS)
+    )
     if count > len(people):
         raise UsageError(f"There are names for {len(people)} facts, not for {count}; ask for fewer.")
     chance.shuffle(people)
@@ -123,13 +119,9 @@ def make_facts(count: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> li
         kind = kinds[number % len(kinds)]
         form = number // len(kinds) % len(KINDS[kind])
         words = {
-            "first": chance.choice(_FIRST),
+            **{name: chance.choice(those.split()) for name, those in _WORDS.items()},
             "last": people[number],
             "town": towns[number],
-            "thing": chance.choice(_THING),
-            "creature": chance.choice(_CREATURE),
-            "pet": chance.choice(_PET),
-            "month": chance.choice(_MONTH),
             "number": chance.randrange(10_000, 100_000),
             "small": chance.randrange(12, 99),
             "day": chance.randrange(4, 21),
