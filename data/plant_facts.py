@@ -23,7 +23,7 @@ def make(options: argparse.Namespace) -> None:
     text = text[options.start :][: options.bytes].decode("utf-8", "ignore").encode()
     facts = make_facts(options.facts + options.absent, options.seed, options.kinds.split(","))
     there = facts[: options.facts]
-    planted = plant(text, there, [(number + 0.5) / len(there) for number in range(len(there))])
+    planted = plant(text, [fact.said for fact in there], [(number + 0.5) / len(there) for number in range(len(there))])
     key = [
         {"question": fact.question, "key": fact.key, "start": start, "end": end}
         for fact, (start, end) in zip(there, planted.places, strict=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from streamh2o.errors import UsageError
 from streamh2o.sentences import sentences, whole_characters
 
-REACH = 2000  # bytes around the wanted place in which a sentence has to end
+REACH = 2000  # bytes around the wanted place in which a sentence should end
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Planted:
-    """A text with facts in it, and where each of them is: bytes `start` to `end` of the text, in the facts' order."""
+    """A text with needles in it, and where each is: bytes `start` to `end` of the text, in the needles' order."""
 
     text: bytes
     places: tuple[tuple[int, int], ...]
@@ -132,22 +132,24 @@ def make_facts(count: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> li
     return facts
 
 
-def plant(text: bytes, facts: Sequence[Fact], depths: Sequence[float]) -> Planted:
-    """`text` with each fact after the sentence that ends nearest to its depth (0: the beginning, 1: the end).
+def plant(text: bytes, needles: Sequence[str], depths: Sequence[float]) -> Planted:
+    """`text` with each needle after the sentence that ends nearest to its depth (0: the beginning, 1: the end).
 
-    text: UTF-8. Facts of the same place follow each other in their order.
+    text: UTF-8. Needles of several lines stand on lines of their own. Needles of one place follow each other in their
+    order.
     """
     cuts = [_sentence_end(text, round(depth * len(text))) for depth in depths]
-    order = sorted(range(len(facts)), key=lambda number: cuts[number])
+    order = sorted(range(len(needles)), key=lambda number: cuts[number])
     parts: list[bytes] = []
-    places = [(0, 0)] * len(facts)
+    places = [(0, 0)] * len(needles)
     size = before = 0
     for number in order:
-        said = facts[number].said.encode()
-        parts += [text[before : cuts[number]], b" ", said]
-        start = size + cuts[number] - before + 1
-        places[number] = (start, start + len(said))
-        size, before = start + len(said), cuts[number]
+        needle, cut = needles[number].encode(), cuts[number]
+        gap = b"\n\n" if b"\n" in needle else b" "
+        parts += [text[before:cut], gap, needle, gap if b"\n" in needle else b""]
+        start = size + cut - before + len(gap)
+        places[number] = (start, start + len(needle))
+        size, before = start + len(needle) + len(parts[-1]), cut
     return Planted(b"".join([*parts, text[before:]]), tuple(places))
 
 

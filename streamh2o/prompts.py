@@ -64,6 +64,10 @@ class Prompter:
         """Ids of an answer as it would follow `ask`."""
         return plain_ids(self._tokenizer, text if self._around else " " + text)
 
+    def decode(self, ids: list[int]) -> str:
+        """Text of an answer's ids."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
     def ends(self) -> set[int]:
         """Ids after which an answer is over."""
         ends = {self._tokenizer.eos_token_id}

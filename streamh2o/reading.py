@@ -17,7 +17,7 @@ from streamh2o.stream import cache_argument
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
 
-LONGEST_ANSWER = 24  # tokens
+LONGEST_ANSWER = 40  # tokens
 _WORD = re.compile(r"[^\W_]+")
 _START = re.compile(r"(?<![^\W_])[^\s]")  # where a word, or a sign before one, begins
 _REACH = 12 * LONGEST_ANSWER  # characters that hold the longest answer
@@ -38,8 +38,11 @@ class Reading:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What makes one reading better than another: that it says something, then sureness."""
-        return self.new, self.logprob + self.margin
+        """What makes one reading better than another: that it says something, then sureness.
+
+        The margin alone would favour long stretches of the text, which nobody expects without it.
+        """
+        return self.new, 3 * self.logprob + self.margin
 
 
 NOTHING = Reading("", float("-inf"), 0.0, False)
@@ -92,7 +95,7 @@ class Copies:
 
 @torch.inference_mode()
 def _greedy(loaded: Loaded, prompt: list[int], copies: Copies, ends: set[int]) -> tuple[list[int], list[float]]:
-    """Ids of the answer, and the log-probability of each, among all ids."""
+    """Ids of an answer made of `copies`, and the log-probability of each, among all ids."""
     decoder: Any = loaded.model.base_model
     logits = logits_function(loaded.model)
     # The cache is kept here, since how the model's output calls it changes between releases, as the argument does.

@@ -23,6 +23,7 @@ from streamh2o.errors import UsageError, UserError
 COMMANDS = {
     "ppl": "Running perplexity of files, globs, - (stdin) or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
     "answer": "Answers to questions about a text of any length, with where they stand in it.",
+    "needle": "What is found again in a long text, by length, depth and policy: table and heat map.",
     "compare": "Several policies and cache sizes on the same tokens: a table and two pictures.",
     "plot": "Pictures from the logs that --log wrote.",
     "bench": "Speed against the machine's limit, as ratios within one run.",
