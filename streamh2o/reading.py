@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from streamh2o.head import logits_function
 from streamh2o.prompts import Prompter
 from streamh2o.retrieve import likelihoods
+from streamh2o.sentences import sentences
 from streamh2o.stream import cache_argument
 
 if TYPE_CHECKING:
@@ -27,25 +28,26 @@ _REACH = 12 * LONGEST_ANSWER  # characters that hold the longest answer
 class Reading:
     """What the model answers from a text, in words of the text.
 
-    logprob: mean log-probability of the answer's ids there, in nats; margin: by how much that is above the mean for the
-    same answer without the text; new: whether the answer has a word that the question lacks.
+    total: log-probability of the answer's ids there, in nats; logprob: their mean; margin: by how much that is above the
+    mean for the same answer without the text; new: whether the answer has a word that the question lacks.
     """
 
     answer: str
+    total: float
     logprob: float
     margin: float
     new: bool
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What makes one reading better than another: that it says something, then sureness.
+        """What makes one reading better than another: that it says something, then its probability.
 
-        The margin alone would favour long stretches of the text, which nobody expects without it.
+        Its mean or margin would favour long stretches of the text, which are easy to go on with once begun.
         """
-        return self.new, 3 * self.logprob + self.margin
+        return self.new, self.total
 
 
-NOTHING = Reading("", float("-inf"), 0.0, False)
+NOTHING = Reading("", float("-inf"), float("-inf"), 0.0, False)
 
 
 def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Reading:
@@ -60,9 +62,9 @@ def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Readin
     if not words(answer):
         return NOTHING
     alone = likelihoods(loaded, [(prompter.ask("", question), ids)])[0]
-    logprob = sum(logprobs) / len(logprobs)
+    total, logprob = sum(logprobs), sum(logprobs) / len(logprobs)
     new = not set(words(answer)) <= set(words(question))
-    return Reading(answer, logprob, logprob + float(alone.mean()), new)
+    return Reading(answer, total, logprob, logprob + float(alone.mean()), new)
 
 
 def words(text: str) -> list[str]:
@@ -71,11 +73,13 @@ def words(text: str) -> list[str]:
 
 
 class Copies:
-    """The ways in which a stretch of `text` can go on, as ids of an answer, from the start of each of its words."""
+    """The ways in which a stretch of one sentence of `text` can go on, as ids of an answer, from each of its words."""
 
     def __init__(self, tokenizer: Any, prompter: Prompter, text: str) -> None:
         self._tokenizer = tokenizer
-        pieces = dict.fromkeys(text[match.start() : match.start() + _REACH] for match in _START.finditer(text))
+        data = text.encode()
+        parts = [data[start:end].decode() for start, end in sentences(data)]
+        pieces = dict.fromkeys(part[at.start() :][:_REACH] for part in parts for at in _START.finditer(part))
         self._left = [prompter.answer(piece)[: LONGEST_ANSWER + 1] for piece in pieces]
         self._place = 0
 
