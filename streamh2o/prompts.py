@@ -60,9 +60,13 @@ class Prompter:
     def _pinned(self, text: str) -> str:
         return _joined(self.pin, text) if self.pin else text
 
-    def answer(self, text: str) -> list[int]:
-        """Ids of an answer as it would follow `ask`."""
-        return plain_ids(self._tokenizer, text if self._around else " " + text)
+    def answer(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of an answer as it would follow `ask`, and for each the characters of `text` up to its end."""
+        lead = "" if self._around else " "
+        encoded = self._tokenizer(
+            lead + text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+        )
+        return list(encoded.input_ids), [max(0, end - len(lead)) for _, end in encoded.offset_mapping]
 
     def decode(self, ids: list[int]) -> str:
         """Text of an answer's ids."""

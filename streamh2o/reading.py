@@ -28,8 +28,8 @@ _REACH = 12 * LONGEST_ANSWER  # characters that hold the longest answer
 class Reading:
     """What the model answers from a text, in words of the text.
 
-    total: log-probability of the answer's ids there, in nats; logprob: their mean; margin: by how much that is above the
-    mean for the same answer without the text; new: whether the answer has a word that the question lacks.
+    total: log-probability of the answer's ids there, in nats; logprob: their mean; margin: by how much that is above
+    the mean for the same answer without the text; new: whether the answer has a word that the question lacks.
     """
 
     answer: str
@@ -56,9 +56,9 @@ def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Readin
     Copying keeps a small model from making things up, and lets every answer be found in the text. The model must not be
     attached to a stream.
     """
-    starts = Copies(loaded.tokenizer, prompter, text)
-    ids, logprobs = _greedy(loaded, prompter.ask(text, question), starts, prompter.ends())
-    answer = str(loaded.tokenizer.decode(ids)).strip()
+    copies = Copies(prompter, text)
+    ids, logprobs = _greedy(loaded, prompter.ask(text, question), copies, prompter.ends())
+    answer = copies.text.strip()
     if not words(answer):
         return NOTHING
     alone = likelihoods(loaded, [(prompter.ask("", question), ids)])[0]
@@ -73,28 +73,37 @@ def words(text: str) -> list[str]:
 
 
 class Copies:
-    """The ways in which a stretch of one sentence of `text` can go on, as ids of an answer, from each of its words."""
+    """How an answer can go on that is a stretch of one sentence of `text`, from the start of a word on."""
 
-    def __init__(self, tokenizer: Any, prompter: Prompter, text: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, prompter: Prompter, text: str) -> None:
         data = text.encode()
         parts = [data[start:end].decode() for start, end in sentences(data)]
         pieces = dict.fromkeys(part[at.start() :][:_REACH] for part in parts for at in _START.finditer(part))
-        self._left = [prompter.answer(piece)[: LONGEST_ANSWER + 1] for piece in pieces]
-        self._place = 0
+        self._left = [(piece, *prompter.answer(piece)) for piece in pieces]
+        self._taken = 0
 
     def next(self, ends: set[int]) -> set[int]:
         """Ids that may come next: those that go on copying, and `ends` after a whole word."""
-        following = {ids[self._place] for ids in self._left if len(ids) > self._place}
-        whole = self._place > 0 and (
-            not following or any(not self._tokenizer.decode([token])[:1].isalnum() for token in following)
-        )
-        return following | ends if whole else following
+        following = {ids[self._taken] for _, ids, _ in self._left if len(ids) > self._taken}
+        return following | ends if self._whole() else following
 
     def take(self, token: int) -> None:
         """Go on with `token`."""
-        self._left = [ids for ids in self._left if len(ids) > self._place and ids[self._place] == token]
-        self._place += 1
+        self._left = [each for each in self._left if each[1][self._taken : self._taken + 1] == [token]]
+        self._taken += 1
+
+    @property
+    def text(self) -> str:
+        """What has been copied."""
+        piece, _, stops = self._left[0] if self._left else ("", [], [])
+        return piece[: stops[self._taken - 1]] if self._taken else ""
+
+    def _whole(self) -> bool:
+        """Whether a word ends here, in one of the places that are being copied."""
+        if not self._taken:
+            return False
+        rests = [piece[stops[self._taken - 1] :] for piece, _, stops in self._left]
+        return any(not rest[:1].isalnum() for rest in rests)
 
 
 @torch.inference_mode()

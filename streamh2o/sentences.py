@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import pairwise
 
 # A full stop, question or exclamation mark with the quotes and brackets that close after it, before white space; an
@@ -49,8 +50,8 @@ def _are_records(data: bytes) -> bool:
     lines = [line for line in (line.rstrip() for line in data.splitlines()) if line]
     if len(lines) < 3:
         return False
-    endings = [line[-1:] for line in lines[:-1]]
-    if not endings[0].isalnum() and endings.count(endings[0]) >= 0.8 * len(endings):
+    ending, times = Counter(line[-1:] for line in lines).most_common(1)[0]
+    if not ending.isalnum() and times >= 0.8 * len(lines):
         return True
     widest = max(map(len, lines))
     forced = sum(len(line) + 1 + len(after.split(None, 1)[0]) > widest for line, after in pairwise(lines))

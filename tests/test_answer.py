@@ -135,7 +135,7 @@ def test_what_cannot_work_is_said_in_one_sentence(streamh2o, folder, book, argum
 def test_an_empty_text_is_said_to_be_empty(streamh2o, folder, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     code, _, err = streamh2o(
-        "answer", tmp_path / "empty.txt", "-q", "Who?", "--model", folder, "--cache", 448, "--quiet"
+        "answer", tmp_path / "empty.txt", "-q", "Who?", "--model", folder, "--cache", 448, "--chunk", 64, "--quiet"
     )
     assert code == 1
     assert "nothing was read" in err
@@ -143,14 +143,18 @@ def test_an_empty_text_is_said_to_be_empty(streamh2o, folder, tmp_path):
 
 def test_a_text_of_white_space_answers_nothing(loaded, tmp_path):
     (tmp_path / "blank.txt").write_bytes(b" \r\n" * 50)
-    answers, complete = answer_questions(loaded, open_inputs([tmp_path / "blank.txt"])[0], QUESTIONS[:1], cache=448)
+    answers, complete = answer_questions(
+        loaded, open_inputs([tmp_path / "blank.txt"])[0], QUESTIONS[:1], cache=448, options=RunOptions(chunk=64)
+    )
     assert complete
     assert answers == [Answer(QUESTIONS[0], "", 0.0, False, ())]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_quote_but_counts_in_offsets(loaded, tmp_path):
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf" + FACT.encode())
-    answers, _ = answer_questions(loaded, open_inputs([tmp_path / "bom.txt"])[0], QUESTIONS[:1], cache=448)
+    answers, _ = answer_questions(
+        loaded, open_inputs([tmp_path / "bom.txt"])[0], QUESTIONS[:1], cache=448, options=RunOptions(chunk=64)
+    )
     (passage,) = answers[0].evidence
     assert (passage.start, passage.end, passage.quote) == (3, 3 + len(FACT), FACT)
 
