@@ -1,3 +1,4 @@
+import textwrap
 from itertools import pairwise
 
 from hypothesis import given, settings
