@@ -8,17 +8,16 @@ from streamh2o.passages import Sentence
 from streamh2o.reading import Reading
 
 FOUND = 0.5  # confidence from which a question counts as answered
-WEIGHTS = (-6.7, 16.0, 0.5, 0.0)  # of one and of `features`; docs/answers.md says how they were set
+WEIGHTS = (-2.5, 11.2, 0.53)  # of one and of `features`; docs/answers.md says how they were fitted
 
 
-def features(reading: Reading, best: Sentence) -> tuple[float, float, float]:
+def features(reading: Reading, best: Sentence) -> tuple[float, float]:
     """What confidence is made of.
 
-    The share of the question's loss that the best sentence takes away: it stays small where only the form of the
-    question fits and its names do not. The answer's mean log-probability, in nats; its margin over the same answer
-    without the text.
+    The share of the question's loss that the best sentence takes away, which stays small where only the form of the
+    question fits and its names do not; and the log-probability of the answer's ids, in nats.
     """
-    return best.explained, reading.logprob, reading.margin
+    return best.explained, reading.logprob
 
 
 def confidence(reading: Reading, best: Sentence) -> float:

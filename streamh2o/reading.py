@@ -11,7 +11,6 @@ from transformers import DynamicCache
 
 from streamh2o.head import logits_function
 from streamh2o.prompts import Prompter
-from streamh2o.retrieve import likelihoods
 from streamh2o.sentences import sentences
 from streamh2o.stream import cache_argument
 
@@ -28,26 +27,23 @@ _REACH = 12 * LONGEST_ANSWER  # characters that hold the longest answer
 class Reading:
     """What the model answers from a text, in words of the text.
 
-    total: log-probability of the answer's ids there, in nats; logprob: their mean; margin: by how much that is above
-    the mean for the same answer without the text; new: whether the answer has a word that the question lacks.
+    logprob: log-probability of all of the answer's ids, in nats. new: whether it has a word that the question lacks.
     """
 
     answer: str
-    total: float
     logprob: float
-    margin: float
     new: bool
 
     @property
     def rank(self) -> tuple[bool, float]:
         """What makes one reading better than another: that it says something, then its probability.
 
-        Its mean or margin would favour long stretches of the text, which are easy to go on with once begun.
+        A mean would favour long stretches of the text, which are easy to go on with once begun.
         """
-        return self.new, self.total
+        return self.new, self.logprob
 
 
-NOTHING = Reading("", float("-inf"), float("-inf"), 0.0, False)
+NOTHING = Reading("", float("-inf"), False)
 
 
 def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Reading:
@@ -57,14 +53,11 @@ def read(loaded: Loaded, prompter: Prompter, text: str, question: str) -> Readin
     attached to a stream.
     """
     copies = Copies(prompter, text)
-    ids, logprobs = _greedy(loaded, prompter.ask(text, question), copies, prompter.ends())
+    logprob = _greedy(loaded, prompter.ask(text, question), copies, prompter.ends())
     answer = copies.text.strip()
     if not words(answer):
         return NOTHING
-    alone = likelihoods(loaded, [(prompter.ask("", question), ids)])[0]
-    total, logprob = sum(logprobs), sum(logprobs) / len(logprobs)
-    new = not set(words(answer)) <= set(words(question))
-    return Reading(answer, total, logprob, logprob + float(alone.mean()), new)
+    return Reading(answer, logprob, not set(words(answer)) <= set(words(question)))
 
 
 def words(text: str) -> list[str]:
@@ -107,16 +100,14 @@ class Copies:
 
 
 @torch.inference_mode()
-def _greedy(loaded: Loaded, prompt: list[int], copies: Copies, ends: set[int]) -> tuple[list[int], list[float]]:
-    """Ids of an answer made of `copies`, and the log-probability of each, among all ids."""
+def _greedy(loaded: Loaded, prompt: list[int], copies: Copies, ends: set[int]) -> float:
+    """Take the likeliest of `copies`, token by token; returns their log-probability among all ids, in nats."""
     decoder: Any = loaded.model.base_model
     logits = logits_function(loaded.model)
     # The cache is kept here, since how the model's output calls it changes between releases, as the argument does.
     cache = DynamicCache(config=loaded.model.config)
     arguments = {cache_argument(loaded.model): cache, "use_cache": True}
-    ids: list[int] = []
-    logprobs: list[float] = []
-    feed = prompt
+    total, feed = 0.0, prompt
     for _ in range(LONGEST_ANSWER):
         allowed = sorted(copies.next(ends))
         if not allowed:
@@ -127,7 +118,6 @@ def _greedy(loaded: Loaded, prompt: list[int], copies: Copies, ends: set[int]) -
         if token in ends:
             break
         copies.take(token)
-        ids.append(token)
-        logprobs.append(float(scores[token]))
+        total += float(scores[token])
         feed = [token]
-    return ids, logprobs
+    return total
