@@ -15,7 +15,7 @@ from streamh2o.passages import Passages, Sentence
 from streamh2o.policies import make_policy
 from streamh2o.progress import Observer
 from streamh2o.prompts import Prompter, plain_ids
-from streamh2o.reading import NOTHING, Reading, read
+from streamh2o.reading import Reading, read
 from streamh2o.retrieve import Part, Retriever
 from streamh2o.run import PerplexityRun, RunOptions
 from streamh2o.sentences import squeezed
@@ -166,15 +166,15 @@ class _SecondLook:
         return Answer(question, best.answer, sure, sure >= FOUND, evidence)
 
     def _read(self, question: str, top: Sequence[Sentence]) -> Reading:
-        """The best reading of the best sentence alone and of all of `top` with their neighbours.
-
-        Alone it does not mislead a small model by the others; together they answer what one sentence does not.
-        """
+        """The best sentence read alone, which does not mislead a small model by others; where that gives no answer to
+        believe, the better of it and of all of `top` with their neighbours."""
         prompter = self._retriever.prompter
+        alone = read(self._loaded, prompter, squeezed(top[0].text), question)
+        if confidence(alone, top[0]) >= FOUND:
+            return alone
         room = self._cache - ANSWER_ROOM - len(prompter.ask("", question))
-        texts = dict.fromkeys((squeezed(top[0].text), self._passages.joined(top, room)))
-        readings = [read(self._loaded, prompter, text, question) for text in texts if text]
-        return max(readings, key=lambda reading: reading.rank, default=NOTHING)
+        together = read(self._loaded, prompter, self._passages.joined(top, room), question)
+        return max(alone, together, key=lambda reading: reading.rank)
 
 
 def _with_answer_first(top: Sequence[Sentence], answer: str) -> list[Sentence]:
