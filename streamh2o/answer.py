@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from streamh2o.confidence import FOUND, confidence
 from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt
+from streamh2o.passages import Passages, Sentence
 from streamh2o.policies import make_policy
 from streamh2o.progress import Observer
-from streamh2o.prompts import Prompter
+from streamh2o.prompts import Prompter, plain_ids
 from streamh2o.reading import Reading, read
-from streamh2o.retrieve import Part, Retriever, likelihoods
+from streamh2o.retrieve import Part, Retriever
 from streamh2o.run import PerplexityRun, RunOptions
-from streamh2o.sentences import sentences, squeezed, whole_characters
+from streamh2o.sentences import squeezed
 from streamh2o.spool import Rereadable
 
 if TYPE_CHECKING:
@@ -27,10 +29,7 @@ SINKS = 4
 PARTS = 3  # read again per question, at most
 WORTH = 0.5  # of the best part's gain, which another must have to be read again too
 EVIDENCE = 3  # passages shown per question
-MARGIN = 600  # bytes before and after a part, so that a sentence across its border is whole
-ANSWER_ROOM = 64  # positions left for an answer and the words around the question
-WEIGHTS = (-3.0, 1.0, 0.5, 8.0)  # of one, of the log-probability, of the margin, of what is explained: `confidence`
-FOUND = 0.5  # confidence from which a question counts as answered
+ANSWER_ROOM = 64  # positions left for an answer and for what joins passages
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Sentence:
-    start: int
-    end: int
-    text: bytes
-    score: float  # nats
-    explained: float  # the share of the question's loss without any text that this is
+class SoFar:
+    """Answers from the first `token` tokens of a text that has not ended yet."""
+
+    token: int
+    answers: list[Answer]
 
 
 def answer_questions(
@@ -74,6 +72,9 @@ def answer_questions(
     *,
     cache: int = 1024,
     options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+    pin: str = "",
+    every: int | None = None,
+    so_far: Callable[[SoFar], None] = lambda _: None,
     observers: Sequence[Observer] = (),
     interrupt: Interrupt | None = None,
     streamed: Callable[[], None] = lambda: None,
@@ -81,30 +82,33 @@ def answer_questions(
     """Answer `questions` about `source` in one pass over it, and a short second look per question.
 
     cache: the most tokens that attention ever spans, while streaming (without the chunk at hand) and when passages are
-    read again. observers: called after every chunk; streamed: once the text has passed. interrupt: stops the
-    streaming, the answers then being those of the text so far, or ends the answering after the question at hand.
-    Returns the answers, and whether everything was read and answered. Raises UserError where the input can't be read or
-    is empty, UsageError where the questions or sizes do not fit.
+    read again. pin: an instruction that stays in the sinks while the text streams, and before what is read again.
+    every: call `so_far` after each so many tokens. observers: called after every chunk; streamed: once the text has
+    passed. interrupt: stops the streaming, the answers then being those of the text so far, or ends the answering after
+    the question at hand. Returns the answers, and whether everything was read and answered. Raises UserError where the
+    input can't be read or is empty, UsageError where the questions or sizes do not fit.
     """
-    if not questions:
-        raise UsageError("There is no question; ask with -q or --questions.")
-    window = min(cache, SINKS + options.chunk + options.chunk // 2)
-    if cache < 2 * ANSWER_ROOM:
-        raise UsageError(f"--cache {cache} is too small to read a passage in; it must be at least {2 * ANSWER_ROOM}.")
-    if cache > loaded.trained_positions:
-        raise UsageError(
-            f"--cache {cache} exceeds the {loaded.trained_positions} positions this model was trained on; lower it."
-        )
-    retriever = Retriever(loaded, questions, options.chunk)
-    policy = make_policy("streamingllm", cache=window, sinks=SINKS)
+    prompter = Prompter(loaded.tokenizer, pin)
+    _check_sizes(loaded, prompter, questions, cache, every)
+    retriever = Retriever(loaded, prompter, questions, options.chunk)
+    pinned = plain_ids(loaded.tokenizer, f"{prompter.pin}\n\n") if prompter.pin else []
+    sinks = max(SINKS, len(pinned))
+    window = sinks + options.chunk + options.chunk // 2
+    policy = make_policy("streamingllm", cache=min(cache, window), sinks=sinks)
     with Rereadable(source) as text:
         token = byte = 0
-        with PerplexityRun(loaded, text.source, policy, options) as run:
+        with PerplexityRun(loaded, text.source, policy, replace(options, score=False)) as run:
+            for ids in torch.tensor([pinned]).split(options.chunk, dim=1) if pinned else ():
+                run.stream.feed(ids, score=False)
             for progress in run.chunks(interrupt):
                 retriever.look(run.stream, Part(byte, progress.byte))
-                token, byte = progress.token, progress.byte
                 for observer in observers:
                     observer(progress)
+                if every and progress.token // every > token // every:
+                    with run.stream.paused():
+                        second_look = _SecondLook(loaded, retriever, text, cache, progress.byte)
+                        so_far(SoFar(progress.token, [second_look.answer(n) for n in range(len(questions))]))
+                token, byte = progress.token, progress.byte
             complete = run.complete
         stopped = interrupt is not None and interrupt.requested
         if token == 0:
@@ -112,138 +116,68 @@ def answer_questions(
                 raise KeyboardInterrupt
             raise UserError(f"{source.name}: nothing was read, so there is nothing to answer from.")
         streamed()
+        second_look = _SecondLook(loaded, retriever, text, cache, byte)
         answers: list[Answer] = []
-        for number, question in enumerate(questions):
+        for number in range(len(questions)):
             if interrupt is not None and interrupt.requested and not stopped:
                 return answers, False
-            answers.append(_answer(loaded, retriever, text, number, question, cache, byte))
+            answers.append(second_look.answer(number))
         return answers, complete
 
 
-def _answer(
-    loaded: Loaded, retriever: Retriever, text: Rereadable, number: int, question: str, cache: int, end: int
-) -> Answer:
-    best_parts = retriever.best(number, PARTS)
-    parts = [part for part, gained in best_parts if gained >= WORTH * best_parts[0][1]] or [best_parts[0][0]]
-    ranked = _rank_sentences(loaded, retriever, text, number, parts, end)
-    if not ranked:  # nothing but white space
-        return Answer(question, "", 0.0, False, ())
-    prompter = retriever.prompter
-    best, shown = _read_best(loaded, prompter, text, question, ranked, cache, end)
-    lines = text.lines([sentence.start for sentence in shown])
-    evidence = tuple(
-        Evidence(each.start, each.end, lines[each.start], each.text.decode("utf-8", "replace"), each.score)
-        for each in shown
-    )
-    sure = confidence(best, shown[0].explained)
-    return Answer(question, best.answer, sure, sure >= FOUND, evidence)
-
-
-def _rank_sentences(
-    loaded: Loaded, retriever: Retriever, text: Rereadable, number: int, parts: Sequence[Part], end: int
-) -> list[_Sentence]:
-    """The sentences of `parts`, the one after which the question is likeliest first."""
-    found: dict[tuple[int, int], bytes] = {}
-    for part in parts:
-        for start, data in _sentences_of(text, part.start, part.end, end):
-            found[start, start + len(data)] = data
-    ids, prompter = retriever.ids[number], retriever.prompter
-    spans = sorted(found)
-    contexts = [prompter.text(squeezed(found[span])) for span in spans]
-    alone, *after = likelihoods(loaded, [(context + retriever.stem, ids) for context in ([], *contexts)])
-    usual = float(alone.sum())
-    ranked = [
-        _Sentence(*span, found[span], usual - float(nll.sum()), 1 - float(nll.sum()) / usual)
-        for span, nll in zip(spans, after, strict=True)
-    ]
-    return sorted(ranked, key=lambda sentence: -sentence.score)
-
-
-def _sentences_of(text: Rereadable, start: int, stop: int, end: int) -> list[tuple[int, bytes]]:
-    """Sentences that lie, at least in part, in bytes `start` to `stop`: (offset, bytes)."""
-    first = max(0, start - MARGIN)
-    data = text.read(first, min(end, stop + MARGIN))
-    left, right = whole_characters(data)
-    if first == 0 and data.startswith(BOM_UTF8):
-        left = len(BOM_UTF8)
-    data, first = data[left:right], first + left
-    return [(first + a, data[a:b]) for a, b in sentences(data) if first + b > start and first + a < stop]
-
-
-def _passage(text: Rereadable, sentence: _Sentence, end: int) -> tuple[int, int]:
-    """The sentence with the one before and the one after it, as bytes of the input."""
-    around = _sentences_of(text, sentence.start - MARGIN, sentence.end + MARGIN, end)
-    before = [start for start, data in around if start + len(data) <= sentence.start]
-    after = [start + len(data) for start, data in around if start >= sentence.end]
-    return (before or [sentence.start])[-1], (after or [sentence.end])[0]
-
-
-def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes in source order, with spans that touch or overlap made one."""
-    result: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if result and start <= result[-1][1]:
-            result[-1] = (result[-1][0], max(end, result[-1][1]))
-        else:
-            result.append((start, end))
-    return result
-
-
-def _text_of(
-    prompter: Prompter, text: Rereadable, ranked: Sequence[_Sentence], question: str, cache: int, end: int
-) -> str:
-    """The best passages that together fit into the cache, in source order, as one text."""
-    room = cache - ANSWER_ROOM - len(prompter.ask("", question))
-    chosen: list[tuple[int, int]] = []
-    result = ""
-    for sentence in ranked:
-        for span in (_passage(text, sentence, end), (sentence.start, sentence.end)):
-            wider = merged([*chosen, span])
-            joined = " ... ".join(squeezed(text.read(*each)) for each in wider)
-            if len(prompter.text(joined)) <= room:
-                chosen, result = wider, joined
-                break
-    return result
-
-
-def _read_best(
-    loaded: Loaded,
-    prompter: Prompter,
-    text: Rereadable,
-    question: str,
-    ranked: Sequence[_Sentence],
-    cache: int,
-    end: int,
-) -> tuple[Reading, list[_Sentence]]:
-    """The surest answer from the best passages together and from the best one alone, and the sentences to show for it.
-
-    Together they answer what one sentence does not; alone the best one does not mislead a small model by the others.
-    """
-    top = ranked[:EVIDENCE]
-    readings = [
-        read(loaded, prompter, together, question)
-        for together in dict.fromkeys(
-            _text_of(prompter, text, few, question, cache, end) for few in (top[:1], top) if few
+def _check_sizes(loaded: Loaded, prompter: Prompter, questions: Sequence[str], cache: int, every: int | None) -> None:
+    if not questions:
+        raise UsageError("There is no question; ask with -q or --questions.")
+    if every is not None and every < 1:
+        raise UsageError(f"--every {every}: must be at least 1 token.")
+    if cache > loaded.trained_positions:
+        raise UsageError(
+            f"--cache {cache} exceeds the {loaded.trained_positions} positions this model was trained on; lower it."
         )
-    ]
-    best = max(readings, key=lambda reading: reading.logprob + reading.margin)
-    return best, _with_answer_first(top, best.answer)
+    needed = 2 * ANSWER_ROOM + max(len(prompter.ask("", question)) for question in questions)
+    if cache < needed:
+        raise UsageError(f"--cache {cache} is too small to read a passage in; here it must be at least {needed}.")
 
 
-def _with_answer_first(top: Sequence[_Sentence], answer: str) -> list[_Sentence]:
+class _SecondLook:
+    """Answers from the first `end` bytes of a text, read again where `retriever` points.
+
+    The model must not be attached to a stream.
+    """
+
+    def __init__(self, loaded: Loaded, retriever: Retriever, text: Rereadable, cache: int, end: int) -> None:
+        self._loaded, self._retriever, self._text, self._cache = loaded, retriever, text, cache
+        self._passages = Passages(loaded, retriever.prompter, text, end)
+
+    def answer(self, number: int) -> Answer:
+        question = self._retriever.questions[number]
+        ranked = self._passages.ranked(question, self._retriever.worth_reading(number, PARTS, WORTH))
+        if not ranked:  # nothing but white space
+            return Answer(question, "", 0.0, False, ())
+        top = ranked[:EVIDENCE]
+        best = self._read(question, top)
+        shown = _with_answer_first(top, best.answer)
+        lines = self._text.lines([sentence.start for sentence in shown])
+        evidence = tuple(
+            Evidence(each.start, each.end, lines[each.start], each.text.decode("utf-8", "replace"), each.score)
+            for each in shown
+        )
+        sure = confidence(best, shown[0])
+        return Answer(question, best.answer, sure, sure >= FOUND, evidence)
+
+    def _read(self, question: str, top: Sequence[Sentence]) -> Reading:
+        """The best sentence read alone, which does not mislead a small model by others; where that gives no answer to
+        believe, the better of it and of all of `top` with their neighbours."""
+        prompter = self._retriever.prompter
+        alone = read(self._loaded, prompter, squeezed(top[0].text), question)
+        if confidence(alone, top[0]) >= FOUND:
+            return alone
+        room = self._cache - ANSWER_ROOM - len(prompter.ask("", question))
+        together = read(self._loaded, prompter, self._passages.joined(top, room), question)
+        return max(alone, together, key=lambda reading: reading.rank)
+
+
+def _with_answer_first(top: Sequence[Sentence], answer: str) -> list[Sentence]:
     """A sentence that holds the answer word for word is better evidence than one that does not."""
     wanted = answer.casefold().rstrip(".")
     return sorted(top, key=lambda each: wanted not in squeezed(each.text).casefold())
-
-
-def confidence(reading: Reading, explained: float) -> float:
-    """How likely the answer is to be right, 0 to 1.
-
-    explained: the share of the question's loss without a text that the best passage takes away. It stays small where
-    only the form of the question fits and its names do not. A logistic function of it, of the answer's mean
-    log-probability, and of its margin over the same answer without the text; for the weights see docs/answers.md.
-    """
-    if not reading.answer:
-        return 0.0
-    value = WEIGHTS[0] + WEIGHTS[1] * reading.logprob + WEIGHTS[2] * reading.margin + WEIGHTS[3] * explained
-    return 1 / (1 + math.exp(-max(-30.0, min(30.0, value))))

@@ -7,7 +7,19 @@ from typing import Any
 from streamh2o.errors import UserError
 
 _HOLE = "\ufdd0hole\ufdd0"  # noncharacters, which no template holds
-_TASK = "Answer the question with a few words from the text."
+# Examples show a small model better than any instruction that a few words of the text are wanted.
+_EXAMPLES = (
+    (
+        "The old mill at Harby stood empty. Its owner, Tom Reed, kept 31 sheep there.",
+        "How many sheep did Tom Reed keep?",
+        "31",
+    ),
+    (
+        "They waited. Mrs. Lowe had married a baker from Kent in June. It rained.",
+        "Whom did Mrs. Lowe marry?",
+        "a baker from Kent",
+    ),
+)
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
@@ -18,12 +30,13 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
 class Prompter:
     """Prompts as ids for one model.
 
-    `stem` and `question` belong together: after a text, they ask; the likelihood of the question's ids after the stem
-    tells whether the text is about it.
+    pin: an instruction put before every text and question. `stem` and `question` belong together: after a text, they
+    ask; the likelihood of the question's ids after the stem tells whether the text is about it.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, pin: str = "") -> None:
         self._tokenizer = tokenizer
+        self.pin = pin.strip()
         self.stem = plain_ids(tokenizer, "\n\nQuestion:")
         self._around = self._chat() if getattr(tokenizer, "chat_template", None) else None
 
@@ -37,23 +50,27 @@ class Prompter:
 
     def ask(self, text: str, question: str) -> list[int]:
         """What to continue with the answer to `question` about `text`; without `text`, the question alone."""
-        question = question.strip()
         if self._around is None:
             lead = [self._tokenizer.bos_token_id] if self._begins_with_bos() else []
-            body = f"{text}\n\nQuestion: {question}\nAnswer:" if text else f"Question: {question}\nAnswer:"
-            return lead + plain_ids(self._tokenizer, body)
+            examples = "".join(f"{_base(*example[:2])} {example[2]}\n\n" for example in _EXAMPLES)
+            return lead + plain_ids(self._tokenizer, examples + _base(self._pinned(text), question))
         before, after = self._around
-        body = f"Text: {text}\n\n{_TASK}\nQuestion: {question}" if text else f"{_TASK}\nQuestion: {question}"
-        return before + plain_ids(self._tokenizer, body) + after
+        return before + plain_ids(self._tokenizer, _joined(self._pinned(text), question)) + after
 
-    @property
-    def chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._around is not None
+    def _pinned(self, text: str) -> str:
+        return _joined(self.pin, text) if self.pin else text
 
-    def answer(self, text: str) -> list[int]:
-        """Ids of an answer as it would follow `ask`."""
-        return plain_ids(self._tokenizer, text if self.chat else " " + text)
+    def answer(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of an answer as it would follow `ask`, and for each the characters of `text` up to its end."""
+        lead = "" if self._around else " "
+        encoded = self._tokenizer(
+            lead + text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+        )
+        return list(encoded.input_ids), [max(0, end - len(lead)) for _, end in encoded.offset_mapping]
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of an answer's ids."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
     def ends(self) -> set[int]:
         """Ids after which an answer is over."""
@@ -69,10 +86,16 @@ class Prompter:
         return bos is not None and self._tokenizer("a").input_ids[:1] == [bos]
 
     def _chat(self) -> tuple[list[int], list[int]]:
-        """Ids before and after what the user says; the template's own special tokens are special there."""
+        """Ids before and after what the user says last; the template's own special tokens are special there."""
+        said = [(_joined(text, question), answer) for text, question, answer in _EXAMPLES]
+        messages = [
+            {"role": role, "content": content}
+            for pair in said
+            for role, content in zip(("user", "assistant"), pair, strict=True)
+        ]
         try:
-            message = [{"role": "user", "content": _HOLE}]
-            rendered = self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            messages.append({"role": "user", "content": _HOLE})
+            rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program of its own
             reason = " ".join(str(error).split())
             raise UserError(f"The model's chat template can't be used ({reason}); use a model without one.") from None
@@ -81,3 +104,12 @@ class Prompter:
             raise UserError("The model's chat template leaves out what the user says; use a model without one.")
         ids = [list(self._tokenizer(part, add_special_tokens=False).input_ids) for part in (before, after)]
         return ids[0], ids[1]
+
+
+def _joined(text: str, question: str) -> str:
+    return "\n\n".join(part.strip() for part in (text, question) if part.strip())
+
+
+def _base(text: str, question: str) -> str:
+    lead = f"Text: {text}\n" if text else ""
+    return f"{lead}Question: {question.strip()}\nAnswer:"

@@ -68,8 +68,8 @@ class Retriever:
     Raises UsageError where a question has more tokens than a chunk.
     """
 
-    def __init__(self, loaded: Loaded, questions: Sequence[str], chunk: int) -> None:
-        self.prompter = Prompter(loaded.tokenizer)
+    def __init__(self, loaded: Loaded, prompter: Prompter, questions: Sequence[str], chunk: int) -> None:
+        self.prompter, self.questions = prompter, list(questions)
         self.stem = self.prompter.stem
         self.ids = [self.prompter.question(question) for question in questions]
         for question, ids in zip(questions, self.ids, strict=True):
@@ -105,6 +105,11 @@ class Retriever:
         """The parts after which the question is likeliest, best first, with their gains in nats."""
         seen = self._seen[question]
         return [(part, gain(seen.typical, nll)) for part, nll in seen.ranked(count)]
+
+    def worth_reading(self, question: int, count: int, share: float) -> list[Part]:
+        """The best part, and of the next ones, `count` in all, those with at least `share` of its gain."""
+        (first, most), *others = self.best(question, count)
+        return [first, *(part for part, gained in others if gained >= share * most)]
 
 
 def _groups(lengths: Sequence[int], room: int) -> list[list[int]]:

@@ -37,7 +37,7 @@ class RunOptions:
 
     chunk and max_tokens in tokens; window in losses. per_head: `kv` keeps slots for each KV head, `query` for each
     query head, as the H2O authors' code does, for so many times the memory. evict: after each `chunk`, or after each
-    `token`. The rest: see `TokenReader`.
+    `token`. score: whether losses are wanted. The rest: see `TokenReader`.
     """
 
     chunk: int = 256
@@ -49,6 +49,7 @@ class RunOptions:
     window: int = 1000
     per_head: str = "kv"
     evict: str = "chunk"
+    score: bool = True
 
     def __post_init__(self) -> None:
         if self.per_head not in ("kv", "query"):
@@ -180,7 +181,7 @@ class PerplexityRun:
 
     def _feed(self, ids: torch.Tensor) -> Fed:
         try:
-            return self.stream.feed(ids)
+            return self.stream.feed(ids, self.options.score)
         except (MemoryError, RuntimeError) as error:  # of which torch.OutOfMemoryError is one
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import pairwise
 
 # A full stop, question or exclamation mark with the quotes and brackets that close after it, before white space; an
@@ -35,6 +36,29 @@ def sentences(data: bytes) -> list[tuple[int, int]]:
 
 
 def _pieces(data: bytes, start: int, end: int) -> list[tuple[int, int]]:
+    if end - start > LONGEST and _are_records(data[start:end]):
+        lines = [start, *(match.end() for match in re.compile(rb"\n").finditer(data, start, end)), end]
+        return [piece for a, b in pairwise(lines) for piece in _short_pieces(data, a, b)]
+    return _short_pieces(data, start, end)
+
+
+def _are_records(data: bytes) -> bool:
+    """Whether each line stands for itself (a list, a log, a table), not for as much of a sentence as fits a page.
+
+    A line of prose is broken where the next word would not have fitted, or, in verse, is short.
+    """
+    lines = [line for line in (line.rstrip() for line in data.splitlines()) if line]
+    if len(lines) < 3:
+        return False
+    ending, times = Counter(line[-1:] for line in lines).most_common(1)[0]
+    if not ending.isalnum() and times >= 0.8 * len(lines):
+        return True
+    widest = max(map(len, lines))
+    forced = sum(len(line) + 1 + len(after.split(None, 1)[0]) > widest for line, after in pairwise(lines))
+    return 2 * forced < len(lines) - 1
+
+
+def _short_pieces(data: bytes, start: int, end: int) -> list[tuple[int, int]]:
     pieces = []
     while (span := _stripped(data, start, end)) is not None:
         start, stop = span

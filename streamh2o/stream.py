@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +28,8 @@ class Fed:
     """What one chunk gave.
 
     losses: [batch, scored] float32, nats; the loss of token t is that of predicting it from the tokens before, so the
-        first token of a stream has none. hidden: [batch, n, hidden_size], the last layer's states of the chunk.
+        first token of a stream has none; [batch, 0] where none were asked for. hidden: [batch, n, hidden_size], the
+        last layer's states of the chunk.
     """
 
     losses: Tensor
@@ -101,6 +103,15 @@ class Stream:
             self._attached = False
             detach(self.model)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lend the model out, with its own attention, for a while."""
+        detach(self.model)
+        try:
+            yield
+        finally:
+            attach(self.model)
+
     def __enter__(self) -> Stream:
         return self
 
@@ -108,10 +119,11 @@ class Stream:
         self.close()
 
     @torch.inference_mode()
-    def feed(self, ids: Tensor) -> Fed:
+    def feed(self, ids: Tensor, score: bool = True) -> Fed:
         """Read the next tokens, `ids` [batch, n] with n up to `chunk`, and score them.
 
-        Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number.
+        score: False leaves the losses out, which take a third of the time where the model is small and its vocabulary
+        large. Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number.
         """
         if ids.dim() != 2 or ids.shape[0] != self.batch or not 1 <= ids.shape[1] <= self.chunk:
             raise ValueError(f"ids are {tuple(ids.shape)}, expected [{self.batch}, 1..{self.chunk}]")
@@ -122,6 +134,14 @@ class Stream:
             )
         ids = ids.to(self.model.device)
         hidden = self._read(ids)
+        nll = self._score(ids, hidden) if score else hidden.new_zeros(len(ids), 0, dtype=torch.float32)
+        self._last_hidden = hidden[:, -1:].clone()
+        self.tokens += ids.shape[1]
+        self.scored += nll.shape[1]
+        return Fed(nll, hidden)
+
+    def _score(self, ids: Tensor, hidden: Tensor) -> Tensor:
+        """The losses of `ids`, whose states are `hidden`."""
         if self._last_hidden is None:
             before, targets = hidden[:, :-1], ids[:, 1:]
         else:
@@ -133,10 +153,7 @@ class Stream:
                 f"The loss of token {self.tokens + ids.shape[1] - targets.shape[1] + first} is not a finite number "
                 f"({self.model.dtype}); try --dtype float32."
             )
-        self._last_hidden = hidden[:, -1:].clone()
-        self.tokens += ids.shape[1]
-        self.scored += targets.shape[1]
-        return Fed(nll, hidden)
+        return nll
 
     def _read(self, ids: Tensor) -> Tensor:
         """One forward pass; hidden states [batch, n, hidden_size] of `ids`."""

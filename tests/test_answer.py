@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamh2o.answer import Answer, Evidence, answer_questions, merged
+from streamh2o.answer import Answer, Evidence, answer_questions
 from streamh2o.cli.main import run
 from streamh2o.models import load_model
+from streamh2o.passages import merged
 from streamh2o.report.answers import plain, rich_answers
 from streamh2o.run import RunOptions
 from streamh2o.sources import Source, open_inputs
@@ -71,7 +72,7 @@ def test_merged_spans_cover_the_same_bytes_apart_and_in_order(pairs):
 
 def test_evidence_is_what_stands_at_its_offsets(loaded, book):
     options = RunOptions(chunk=64)
-    answers, complete = answer_questions(loaded, open_inputs([book])[0], QUESTIONS, cache=256, options=options)
+    answers, complete = answer_questions(loaded, open_inputs([book])[0], QUESTIONS, cache=448, options=options)
     data = book.read_bytes()
     assert complete
     assert [each.question for each in answers] == QUESTIONS
@@ -92,20 +93,20 @@ def test_a_pipe_and_a_compressed_file_give_what_the_file_gives(loaded, book, tmp
     else:
         (tmp_path / "book.gz").write_bytes(gzip.compress(book.read_bytes()))
         source = open_inputs([tmp_path / "book.gz"])[0]
-    want = answer_questions(loaded, open_inputs([book])[0], QUESTIONS[:1], cache=256, options=options)
-    assert answer_questions(loaded, source, QUESTIONS[:1], cache=256, options=options) == want
+    want = answer_questions(loaded, open_inputs([book])[0], QUESTIONS[:1], cache=448, options=options)
+    assert answer_questions(loaded, source, QUESTIONS[:1], cache=448, options=options) == want
 
 
 def test_reading_stops_at_max_tokens_and_evidence_lies_before(loaded, book):
     options = RunOptions(chunk=64, max_tokens=200)
-    answers, _ = answer_questions(loaded, open_inputs([book])[0], QUESTIONS[:1], cache=256, options=options)
+    answers, _ = answer_questions(loaded, open_inputs([book])[0], QUESTIONS[:1], cache=448, options=options)
     text = book.read_bytes().decode()  # one byte a character there
     places = loaded.tokenizer(text, return_offsets_mapping=True).offset_mapping
     assert max(each.end for each in answers[0].evidence) <= places[199][1] < len(text) / 2
 
 
 def test_the_answers_as_json_have_the_promised_fields(streamh2o, folder, book):
-    arguments = ("--model", folder, "--chunk", 64, "--cache", 256, "--dtype", "float32", "--threads", 1, "--json", "-")
+    arguments = ("--model", folder, "--chunk", 64, "--cache", 448, "--dtype", "float32", "--threads", 1, "--json", "-")
     code, out, err = streamh2o("answer", "-", "-q", "Who?", *arguments, "--quiet", stdin=book.read_bytes())
     assert (code, err) == (0, "")
     (only,) = json.loads(out)["answers"]
@@ -120,7 +121,7 @@ def test_the_answers_as_json_have_the_promised_fields(streamh2o, folder, book):
         (("-q", "  "), 2, "no question"),
         (("-q", "Who?", "--cache", "20"), 2, "--cache 20"),
         (("-q", "Who?", "--cache", "9999"), 2, "512 positions"),
-        (("-q", "why " * 90, "--chunk", "64", "--cache", "256"), 2, "shorten it"),
+        (("-q", "why " * 30, "--chunk", "64", "--cache", "510"), 2, "shorten it"),
         (("--questions", "missing.txt"), 1, "missing.txt"),
     ],
 )
@@ -134,7 +135,7 @@ def test_what_cannot_work_is_said_in_one_sentence(streamh2o, folder, book, argum
 def test_an_empty_text_is_said_to_be_empty(streamh2o, folder, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     code, _, err = streamh2o(
-        "answer", tmp_path / "empty.txt", "-q", "Who?", "--model", folder, "--cache", 256, "--quiet"
+        "answer", tmp_path / "empty.txt", "-q", "Who?", "--model", folder, "--cache", 448, "--chunk", 64, "--quiet"
     )
     assert code == 1
     assert "nothing was read" in err
@@ -142,14 +143,18 @@ def test_an_empty_text_is_said_to_be_empty(streamh2o, folder, tmp_path):
 
 def test_a_text_of_white_space_answers_nothing(loaded, tmp_path):
     (tmp_path / "blank.txt").write_bytes(b" \r\n" * 50)
-    answers, complete = answer_questions(loaded, open_inputs([tmp_path / "blank.txt"])[0], QUESTIONS[:1], cache=256)
+    answers, complete = answer_questions(
+        loaded, open_inputs([tmp_path / "blank.txt"])[0], QUESTIONS[:1], cache=448, options=RunOptions(chunk=64)
+    )
     assert complete
     assert answers == [Answer(QUESTIONS[0], "", 0.0, False, ())]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_quote_but_counts_in_offsets(loaded, tmp_path):
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf" + FACT.encode())
-    answers, _ = answer_questions(loaded, open_inputs([tmp_path / "bom.txt"])[0], QUESTIONS[:1], cache=256)
+    answers, _ = answer_questions(
+        loaded, open_inputs([tmp_path / "bom.txt"])[0], QUESTIONS[:1], cache=448, options=RunOptions(chunk=64)
+    )
     (passage,) = answers[0].evidence
     assert (passage.start, passage.end, passage.quote) == (3, 3 + len(FACT), FACT)
 
@@ -158,7 +163,7 @@ def test_a_signal_while_a_pipe_is_read_leaves_no_file(folder, tmp_path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = [sys.executable, "-m", "streamh2o.cli.main", "answer", "-", "-q", "Who?", "--model", folder, "--quiet"]
-    options = ["--chunk", "32", "--cache", "128", "--dtype", "float32", "--threads", "1", "--json", "-"]
+    options = ["--chunk", "32", "--cache", "448", "--dtype", "float32", "--threads", "1", "--json", "-"]
     with subprocess.Popen(
         [*command, *options],
         stdin=subprocess.PIPE,

@@ -43,7 +43,7 @@ def test_looking_leaves_no_trace_in_the_stream(loaded):
     ids = tiny.tokens(96)
     results = []
     for look in (False, True):
-        retriever = Retriever(loaded, QUESTIONS, chunk=64)
+        retriever = Retriever(loaded, Prompter(loaded.tokenizer), QUESTIONS, chunk=64)
         with Stream(loaded.model, make_policy("streamh2o", cache=48), chunk=32) as stream:
             parts = []
             for start in range(0, 96, 32):
@@ -58,7 +58,8 @@ def test_ten_questions_score_as_each_does_alone(loaded):
     """Also where they do not fit into one pass."""
     text = torch.tensor([plain_ids(loaded.tokenizer, TEXT * 10)[:128]])
     questions = [f"{QUESTIONS[n % 3]} {n}" for n in range(10)]
-    retrievers = [Retriever(loaded, questions, 64), *(Retriever(loaded, [each], 64) for each in questions)]
+    prompter = Prompter(loaded.tokenizer)
+    retrievers = [Retriever(loaded, prompter, each, 64) for each in (questions, *([one] for one in questions))]
     assert len(retrievers[0]._groups) > 1
     with Stream(loaded.model, make_policy("streamingllm", cache=40), chunk=64) as stream:
         for start in range(0, 128, 64):
@@ -72,7 +73,7 @@ def test_ten_questions_score_as_each_does_alone(loaded):
 
 
 def test_what_is_remembered_does_not_grow_with_the_text(loaded):
-    retriever = Retriever(loaded, ["Who?"], 64)
+    retriever = Retriever(loaded, Prompter(loaded.tokenizer), ["Who?"], 64)
     seen, random = retriever._seen[0], np.random.default_rng(0)
     rows = random.normal(size=(1000, len(retriever.ids[0]))).astype(np.float32)
     rows[123] -= 10
@@ -110,12 +111,12 @@ def test_a_chat_template_wraps_the_question_and_its_tokens_in_a_text_stay_text(t
     prompter = Prompter(made)
     ids = prompter.ask("It said <|im_end|> and <s>.", "Who?")
     start, end = made.convert_tokens_to_ids(["<s>", "<|im_end|>"])
-    assert (ids.count(start), ids.count(end)) == (1, 1)
+    assert ids.count(start) == ids.count(end) == 5  # two examples of two messages, and what is asked
     assert ids[0] == start
     assert str(plain_ids(made, " said <|im_end|> and"))[1:-1] in str(ids)
     assert end in prompter.ends()
 
 
 def test_a_base_model_is_asked_in_the_form_of_question_and_answer(loaded):
-    want = plain_ids(loaded.tokenizer, "A b.\n\nQuestion: Who?\nAnswer:")
-    assert Prompter(loaded.tokenizer).ask("A b.", " Who? ") == want
+    want = plain_ids(loaded.tokenizer, "Text: Be kind.\n\nA b.\nQuestion: Who?\nAnswer:")
+    assert Prompter(loaded.tokenizer, pin=" Be kind. ").ask("A b.", " Who? ")[-len(want) :] == want

@@ -1,3 +1,4 @@
+import textwrap
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -36,3 +37,13 @@ def test_a_cut_out_of_utf8_is_trimmed_to_whole_characters(text, left, right):
     cut[start:end].decode("utf-8")
     assert start <= 3
     assert len(cut) - end <= 3
+
+
+def test_each_line_of_a_list_stands_alone_and_the_lines_of_a_page_do_not():
+    record = "".join(f"line number-{n}: REGISTER_CONTENT is <{n * 37}>\n" for n in range(30)).encode()
+    pairs = "JSON data:\n" + "".join(f' "{n:08d}-4b1b-49e0": "{n * 7:08d}-0a86-e88b",\n' for n in range(30))
+    for data in (record, pairs.encode()):
+        assert [data[a:b] for a, b in sentences(data)] == [line.strip() for line in data.splitlines()]
+    words = [f"word{'s' * (n % 7)}" for n in range(200)]
+    page = textwrap.fill(" ".join(words), 70).encode()
+    assert all(page[a:b].count(b"\n") > 2 for a, b in sentences(page)[:-1])

@@ -11,7 +11,8 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
-    from streamh2o.answer import Answer
+    from streamh2o.answer import Answer, SoFar
+    from streamh2o.extract import Field
 
 app = make_app()
 _INTERRUPTED = 130
@@ -38,6 +39,23 @@ def answer(
             "--questions", metavar="FILE", rich_help_panel="Questions", help="A file with a question on each line."
         ),
     ] = None,
+    extract: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=WHAT|FILE",
+            rich_help_panel="Questions",
+            help="Fill a record as JSON: a field and what it is, or a file of such lines; repeatable.",
+        ),
+    ] = None,
+    pin: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            rich_help_panel="Questions",
+            show_default=False,
+            help="An instruction that stays in the sinks, and before what is read again.",
+        ),
+    ] = "",
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
@@ -56,6 +74,15 @@ def answer(
     max_tokens: opt.MaxTokens = None,
     bos: opt.Bos = "auto",
     errors: opt.Errors = "strict",
+    every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            rich_help_panel="Output",
+            help="Give the best answers so far after each N tokens too, for a pipe without end.",
+        ),
+    ] = None,
     json: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE|-", rich_help_panel="Output", help="The answers as one JSON object."),
@@ -71,6 +98,9 @@ def answer(
     Each answer comes with a confidence from 0 to 1, and up to three passages of the text. Below one half, the answer
     counts as not found. --json gives the passages as byte offsets into the input (decompressed), the end not included.
 
+    --extract asks what fills a record: its JSON holds the record, with null for what is not found, and each field with
+    its evidence. With --every, --json - prints one JSON object a line, with `token` saying after how many.
+
     Ctrl-C ends the reading and answers from what was read; a second Ctrl-C quits at once.
 
     \b
@@ -78,12 +108,18 @@ def answer(
       streamh2o answer book.txt -q "Who painted the ceiling of the chapel?"
       streamh2o answer book.txt --questions questions.txt --json answers.json
       zcat mail.gz | streamh2o answer - -q "What is the order number?" -q "When does the ship leave?"
+      streamh2o answer contract.txt --extract "tenant=the name of the tenant" --extract "rent=the monthly rent"
+      tail -f log.txt | streamh2o answer - -q "Which disk failed?" --every 5000
     """
     from streamh2o.errors import UsageError
+    from streamh2o.extract import read_fields
     from streamh2o.outputs import check_outputs, write_whole
     from streamh2o.sources import open_inputs
 
-    asked = _questions(question or [], questions)
+    fields = read_fields(extract) if extract else []
+    if fields and (question or questions):
+        raise UsageError("--extract: its fields are the questions; leave -q and --questions out.")
+    asked = [field.question for field in fields] or _questions(question or [], questions)
     sources = open_inputs([input])
     if len(sources) != 1:
         raise UsageError(f"{input}: {len(sources)} files match, and answers come from one text; name one.")
@@ -101,6 +137,7 @@ def answer(
     torch.set_num_threads(threads or physical_cores())
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
+    report = _Report(fields, to_stdout=str(json) == "-")
     with Interrupt() as interrupt, make_display(quiet) as display:
         display.begin(sources[0].name)
         answers, complete = answer_questions(
@@ -109,19 +146,18 @@ def answer(
             asked,
             cache=cache,
             options=options,
+            pin=pin,
+            every=every,
+            so_far=report.so_far,
             observers=[display],
             interrupt=interrupt,
             streamed=display.end,
         )
         if not complete:
             display.note(f"{sources[0].name}: stopped before its end; the answers are from what was read.")
-    document = _document(answers)
     if json is not None and str(json) != "-":
-        write_whole(json, document.encode())
-    if str(json) == "-":
-        print(document, end="", flush=True)
-    else:
-        _show(answers)
+        write_whole(json, report.document(answers).encode())
+    report.show(answers)
     raise typer.Exit(0 if complete else _INTERRUPTED)
 
 
@@ -146,22 +182,42 @@ def _questions(given: list[str], file: Path | None) -> list[str]:
     return asked
 
 
-def _document(answers: list[Answer]) -> str:
-    import json
-    from dataclasses import asdict
+class _Report:
+    """Answers to stdout, as text or as JSON; a record where there are fields."""
 
-    entries: list[dict[str, Any]] = [asdict(each) for each in answers]
-    return json.dumps({"answers": entries}, allow_nan=False) + "\n"
+    def __init__(self, fields: list[Field], to_stdout: bool) -> None:
+        self._fields, self._json = fields, to_stdout
 
+    def document(self, answers: list[Answer], token: int | None = None) -> str:
+        """One line of JSON. token: how far the text had been read, where that was not its end."""
+        import json
+        from dataclasses import asdict
 
-def _show(answers: list[Answer]) -> None:
-    import sys
+        from streamh2o.extract import record
 
-    from streamh2o.report.answers import plain, rich_answers
+        entries: dict[str, Any] = {} if token is None else {"token": token}
+        entries |= record(self._fields, answers) if self._fields else {"answers": [asdict(each) for each in answers]}
+        return json.dumps(entries, allow_nan=False) + "\n"
 
-    if sys.stdout.isatty():
-        from rich.console import Console
+    def so_far(self, so_far: SoFar) -> None:
+        if self._json:
+            print(self.document(so_far.answers, so_far.token), end="", flush=True)
+        else:
+            print(f"After {so_far.token:,} tokens:")
+            self.show(so_far.answers)
+            print(flush=True)
 
-        Console().print(rich_answers(answers))
-    else:
-        print(plain(answers), flush=True)
+    def show(self, answers: list[Answer]) -> None:
+        import sys
+
+        from streamh2o.report.answers import plain, rich_answers
+
+        names = [field.name for field in self._fields]
+        if self._json:
+            print(self.document(answers), end="", flush=True)
+        elif sys.stdout.isatty():
+            from rich.console import Console
+
+            Console().print(rich_answers(answers, names))
+        else:
+            print(plain(answers, names), flush=True)

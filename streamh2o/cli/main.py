@@ -23,6 +23,7 @@ from streamh2o.errors import UsageError, UserError
 COMMANDS = {
     "ppl": "Running perplexity of files, globs, - (stdin) or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
     "answer": "Answers to questions about a text of any length, with where they stand in it.",
+    "needle": "What is found again in a long text, by length, depth and policy: table and heat map.",
     "generate": "Continues a text, or chats, without end in the same memory.",
     "compare": "Several policies and cache sizes on the same tokens: a table and two pictures.",
     "inspect": "What the cache kept of a text, as a page to look at.",

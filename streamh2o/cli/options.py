@@ -258,3 +258,19 @@ Resume = Annotated[
         help="Go on from DIR, with the same digits; stdin has to be piped in again. Start anew if it is empty.",
     ),
 ]
+
+
+def items(text: str, option: str) -> list[str]:
+    """What `option` lists with commas between. Raises UsageError where that is nothing."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError(f"{option} {text!r}: names nothing; give one or more, with commas between.")
+    return parts
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """The whole numbers that `option` lists, in ascending order, each once. Raises UsageError for anything else."""
+    for part in items(text, option):
+        if not part.isdecimal() or int(part) < 1:
+            raise UsageError(f"{option} {text}: {part!r} is not a whole number above 0; write 5,30,50.")
+    return sorted({int(part) for part in items(text, option)})

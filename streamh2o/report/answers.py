@@ -23,25 +23,29 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split(" "))) if "\n" not in text else visible(" ".join(text.split()))
 
 
-def plain(answers: Sequence[Answer]) -> str:
-    """For pipes and files: the question, the answer, and a line per passage."""
+def _titles(answers: Sequence[Answer], names: Sequence[str]) -> list[str]:
+    return [visible(title) for title in names or [each.question for each in answers]]
+
+
+def plain(answers: Sequence[Answer], names: Sequence[str] = ()) -> str:
+    """For pipes and files: the question (or the name of the field), the answer, and a line per passage."""
     blocks = []
-    for each in answers:
-        lines = [visible(each.question), f"  {visible(each.answer) or '(no answer)'}  ({verdict(each)})"]
+    for title, each in zip(_titles(answers, names), answers, strict=False):
+        lines = [title, f"  {visible(each.answer) or '(no answer)'}  ({verdict(each)})"]
         lines += [f"  line {passage.line}: {one_line(passage.quote)}" for passage in each.evidence]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
-def rich_answers(answers: Sequence[Answer]) -> RenderableType:
+def rich_answers(answers: Sequence[Answer], names: Sequence[str] = ()) -> RenderableType:
     """The same with the passage lit, and in it the words of the answer."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
 
     rows: list[RenderableType] = []
-    for each in answers:
-        rows.append(Text(visible(each.question), style="bold"))
+    for title, each in zip(_titles(answers, names), answers, strict=False):
+        rows.append(Text(title, style="bold"))
         shown = visible(each.answer) or "(no answer)"
         rows.append(
             Padding(Text.assemble((shown, "green" if each.found else "yellow"), (f"  {verdict(each)}", "dim")), (0, 2))

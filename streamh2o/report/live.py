@@ -145,9 +145,13 @@ def line(progress: Progress) -> str:
     """One line that says it all."""
     percent = "" if progress.fraction is None else f"{progress.fraction:.1%}, "
     left = time_left(progress)
+    ppl = (
+        ""
+        if progress.ppl is None
+        else f"ppl {decimal(progress.ppl)} (last {count(progress.window)}: {decimal(progress.ppl_window)}), "
+    )
     return (
-        f"{percent}{count(progress.token)} tokens, {decimal(progress.tokens_per_second, 0)}/s, "
-        f"ppl {decimal(progress.ppl)} (last {count(progress.window)}: {decimal(progress.ppl_window)}), "
+        f"{percent}{count(progress.token)} tokens, {decimal(progress.tokens_per_second, 0)}/s, {ppl}"
         f"{holds(progress)}, memory {size(progress.rss_bytes)}, {left or duration(progress.seconds)}"
     )
 
@@ -171,16 +175,21 @@ def frame(label: str, progress: Progress) -> RenderableType:
             Text(time_left(progress), no_wrap=True),
         )
         rows.append(bar)
-    rows += [
+    rows.append(
         row(
             ("tokens  ", "dim"),
             f"{count(progress.token)} at {decimal(progress.tokens_per_second, 0)}/s, {duration(progress.seconds)}",
-        ),
-        row(
-            ("ppl     ", "dim"),
-            (decimal(progress.ppl), "bold"),
-            f", last {count(progress.window)} tokens {decimal(progress.ppl_window)}",
-        ),
+        )
+    )
+    if progress.ppl is not None:
+        rows.append(
+            row(
+                ("ppl     ", "dim"),
+                (decimal(progress.ppl), "bold"),
+                f", last {count(progress.window)} tokens {decimal(progress.ppl_window)}",
+            )
+        )
+    rows += [
         row(("cache   ", "dim"), holds(progress)),
         row(("memory  ", "dim"), size(progress.rss_bytes)),
     ]

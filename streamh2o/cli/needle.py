@@ -1,0 +1,201 @@
+"""`streamh2o needle`: what is found again in a long text, by length, depth and policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamh2o.cli import options as opt
+from streamh2o.cli.manual import ManualCommand, make_app
+
+if TYPE_CHECKING:
+    from streamh2o.needle import Cell
+    from streamh2o.trials import Trial
+
+app = make_app()
+_INTERRUPTED = 130
+_FACTS = "Facts"
+
+
+@app.command(cls=ManualCommand)
+def needle(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            show_default=False,
+            help="Texts that become one haystack, in this order (globs too); with --task, the task's file.",
+        ),
+    ],
+    lengths: Annotated[
+        str,
+        typer.Option(metavar="N,N,N", rich_help_panel=_FACTS, help="Tokens of text around the facts."),
+    ] = "4000,16000",
+    depths: Annotated[
+        str, typer.Option(metavar="P,P,P", rich_help_panel=_FACTS, help="Where the facts stand, in percent.")
+    ] = "5,30,50,70,90",
+    per_depth: Annotated[
+        int, typer.Option("--per-depth", metavar="N", min=1, rich_help_panel=_FACTS, help="Facts at each depth.")
+    ] = 2,
+    absent: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, rich_help_panel=_FACTS, help="Questions more, about what is not there."),
+    ] = 5,
+    kinds: Annotated[
+        str, typer.Option(metavar="A,B", rich_help_panel=_FACTS, help="Kinds of facts: number, name, place, date.")
+    ] = "number,name,place,date",
+    seed: Annotated[int, typer.Option(metavar="N", rich_help_panel=_FACTS, help="Other facts for another seed.")] = 0,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="longeval|kv|babi", rich_help_panel="Task", help="Ask what a task's file asks instead."),
+    ] = None,
+    items: Annotated[
+        int, typer.Option(metavar="N", min=1, rich_help_panel="Task", help="So many items of the file.")
+    ] = 20,
+    haystack: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", rich_help_panel="Task", help="Lose the items in this text; repeatable."),
+    ] = None,
+    model: opt.Model = "smollm2-135m",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,C",
+            rich_help_panel="Cache",
+            help="`answer` (reads again), `full` (all of the text, where it fits), and policies as in compare.",
+        ),
+    ] = "answer,streamh2o,h2o,streamingllm,full",
+    cache: opt.Cache = 1024,
+    chunk: opt.Chunk = 256,
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", rich_help_panel="Output", help="Where the picture and finished cells go."),
+    ] = Path("results/needle"),
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE|-", rich_help_panel="Output", help="Everything as one JSON object."),
+    ] = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Hide facts in a text and see which methods find them: a needle in a haystack.
+
+    For each length, made-up facts are planted at each depth of the text, and all of them are asked about in one pass.
+    `answer` is what `streamh2o answer` does. A policy streams the text and is asked at its end, from what its cache has
+    kept. The table counts right answers, how often one of the passages shown is the planted sentence, and how often a
+    question about what is not there is told to be so.
+
+    Instead of made-up facts, --task takes LongEval's lines, the UUID pairs of Lost in the Middle, or bAbI 1.
+
+    DIR then holds needle.png (a heat map), needle.json, and a file per finished cell, which is not run again.
+
+    \b
+    Examples:
+      streamh2o needle book.txt
+      streamh2o needle 'books/*.txt' --lengths 60000,1000000 --policy answer --kinds number,name
+      streamh2o needle longeval.jsonl --task longeval --items 10 --policy answer,full
+      streamh2o needle babi.txt --task babi --haystack book.txt --lengths 16000
+    """
+    from streamh2o.errors import UsageError
+    from streamh2o.needle import make_methods
+    from streamh2o.outputs import check_outputs
+
+    check_outputs({"--json": json}, [*inputs, *(haystack or []), model])
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: this is a file; name a folder.")
+    if haystack and not task:
+        raise UsageError("--haystack: only goes with --task; without it the INPUT is the haystack.")
+    methods = make_methods(opt.items(policy, "--policy"), cache)
+    tokens = opt.numbers(lengths, "--lengths")
+    percents = opt.numbers(depths, "--depths")
+    if max(percents) > 100:
+        raise UsageError(f"--depths {depths}: a depth is a percentage, at most 100.")
+
+    import torch
+
+    from streamh2o.interrupt import Interrupt
+    from streamh2o.machine import physical_cores
+    from streamh2o.models import load_model
+    from streamh2o.needle import evaluate, make_folder
+    from streamh2o.report.live import make_display
+    from streamh2o.run import RunOptions
+    from streamh2o.sources import open_inputs
+    from streamh2o.tasks import read_items
+    from streamh2o.trials import cut, fact_trials, task_trials
+
+    make_folder(out)
+    torch.set_num_threads(threads or physical_cores())
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+
+    def trials() -> list[Trial]:
+        if task is None:
+            texts = cut(open_inputs(inputs), loaded.tokenizer, tokens)
+            places = [percent / 100 for percent in percents]
+            wanted = opt.items(kinds, "--kinds")
+            return list(fact_trials(texts, tokens, places, per_depth=per_depth, absent=absent, kinds=wanted, seed=seed))
+        if len(inputs) != 1:
+            raise UsageError(f"--task {task}: takes one file as INPUT, not {len(inputs)}.")
+        read = read_items(Path(inputs[0]), task, items)
+        if not haystack:
+            return list(task_trials(read))
+        texts = cut(open_inputs(haystack), loaded.tokenizer, tokens)
+        return [trial for text, length in zip(texts, tokens, strict=True) for trial in task_trials(read, text, length)]
+
+    with make_display(quiet) as display, Interrupt() as interrupt:
+        with interrupt.waiting():
+            wanted = trials()
+        for method in methods:
+            for length in sorted({trial.length for trial in wanted if not method.fits(loaded, trial)}):
+                display.note(f"{method.label}: {length:,} tokens are more than the model can hold, so it is left out.")
+        expected = sum(method.fits(loaded, trial) for trial in wanted for method in methods)
+        finished: list[Cell] = []
+        try:
+            for cell in evaluate(
+                loaded,
+                wanted,
+                methods,
+                out,
+                RunOptions(chunk=chunk),
+                interrupt=interrupt,
+                observer=display,
+                begin=display.begin,
+            ):
+                finished.append(cell)
+                if interrupt.requested:
+                    break
+        finally:
+            display.end()
+            complete = len(finished) == expected
+            if finished:
+                _report(finished, complete, out, json)
+    raise typer.Exit(0 if complete else _INTERRUPTED)
+
+
+def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> None:
+    """The table to stdout, files to `out`."""
+    import sys
+
+    from streamh2o.outputs import json_lines, write_whole
+    from streamh2o.report.needles import document, plain, plot_heat_map, rich_table, write_json
+    from streamh2o.report.visible import visible
+
+    write_json(cells, complete, out / "needle.json")
+    plot_heat_map(cells, out / "needle.png")
+    if json is not None:
+        lines = json_lines([document(cells, complete)])
+        if str(json) == "-":
+            print(lines, end="", flush=True)
+            return
+        write_whole(json, lines.encode())
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(rich_table(cells))
+    else:
+        print(plain(cells))
+    print(f"\nHeat map and JSON: {visible(str(out))}", flush=True)

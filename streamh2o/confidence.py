@@ -1,0 +1,28 @@
+"""How likely an answer is to be right, from what the model found likely."""
+
+from __future__ import annotations
+
+import math
+
+from streamh2o.passages import Sentence
+from streamh2o.reading import Reading
+
+FOUND = 0.5  # confidence from which a question counts as answered
+WEIGHTS = (-2.5, 11.2, 0.53)  # of one and of `features`; docs/answers.md says how they were fitted
+
+
+def features(reading: Reading, best: Sentence) -> tuple[float, float]:
+    """What confidence is made of.
+
+    The share of the question's loss that the best sentence takes away, which stays small where only the form of the
+    question fits and its names do not; and the log-probability of the answer's ids, in nats.
+    """
+    return best.explained, reading.logprob
+
+
+def confidence(reading: Reading, best: Sentence) -> float:
+    """0 to 1, by a logistic function of `features`; 0 where the answer says nothing that the question does not."""
+    if not reading.new:
+        return 0.0
+    value = WEIGHTS[0] + sum(w * x for w, x in zip(WEIGHTS[1:], features(reading, best), strict=True))
+    return 1 / (1 + math.exp(-max(-30.0, min(30.0, value))))
