@@ -34,7 +34,7 @@ def ask_with_all(loaded: Loaded, prompter: Prompter, text: str, question: str) -
 
     The model must not be attached to a stream.
     """
-    decoder: Any = loaded.model.base_model
+    decoder: Any = loaded.model.get_decoder()
     cache = DynamicCache(config=loaded.model.config)
     arguments = {cache_argument(loaded.model): cache, "use_cache": True}
     prompt = prompter.ask(text, question)
