@@ -274,7 +274,7 @@ def test_what_cannot_work_is_said_in_one_sentence(streamh2o, folder, arguments, 
 
 
 def test_control_sequences_reach_a_file_but_not_a_terminal(monkeypatch, tmp_path):
-    from streamh2o.cli.generate import _Writer
+    from streamh2o.session import Writer
     from streamh2o.transcript import Transcript
 
     class Terminal(io.StringIO):
@@ -284,7 +284,7 @@ def test_control_sequences_reach_a_file_but_not_a_terminal(monkeypatch, tmp_path
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     with Transcript(tmp_path / "t.txt") as file:
-        _Writer(file, shown=True).write("a\x1b[2Jb\tc\n")
+        Writer(file, shown=True).write("a\x1b[2Jb\tc\n")
     assert screen.getvalue() == "a\\x1b[2Jb\tc\n"
     assert (tmp_path / "t.txt").read_text() == "a\x1b[2Jb\tc\n"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +12,10 @@ from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
     from streamh2o.chat import Talk
-    from streamh2o.generate import Generator, Sampling
-    from streamh2o.interrupt import Interrupt
     from streamh2o.models import Loaded
-    from streamh2o.stream_cache import StreamCache
     from streamh2o.text import Source
-    from streamh2o.transcript import Transcript
 
 app = make_app()
-_INTERRUPTED = 130
 _SAMPLING = "Sampling"
 
 
@@ -151,6 +144,8 @@ def generate(
     from streamh2o.generate import Sampling
     from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
+    from streamh2o.session import Session, run
+    from streamh2o.stream_cache import StreamCache
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
     torch.set_num_threads(threads or physical_cores())
@@ -159,14 +154,12 @@ def generate(
     if talk is not None:
         sinks = max(sinks or 4, len(talk.pinned))
     knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
-    from streamh2o.stream_cache import StreamCache
-
     with StreamCache.for_model(
         loaded.model, cache, policy, sinks=sinks, recent=recent, hitters=hitters, chunk=chunk, **knobs
     ) as slots:
-        session = _Session(loaded, slots, sampling, max_new_tokens or None, talk is not None, stop_at_end)
+        session = Session(loaded, slots, sampling, max_new_tokens or None, talk is not None, stop_at_end)
         reading = {"bos": bos, "errors": errors}
-        raise typer.Exit(_run(session, source, talk, reading, transcript, json, quiet))
+        raise typer.Exit(run(session, source, talk, reading, transcript, json, quiet))
 
 
 def _source(input: str | None, prompt: str | None, chat: bool, system: str | None) -> Source | None:
@@ -205,193 +198,3 @@ def _talk(loaded: Loaded, system: str | None, cache: int) -> Talk:
             "many slots; raise it or shorten the system prompt."
         )
     return talk
-
-
-@dataclass
-class _Session:
-    loaded: Loaded
-    cache: StreamCache
-    sampling: Sampling
-    count: int | None
-    chat: bool
-    stop_at_end: bool
-    stopped: str = "max-new-tokens"
-
-    def generator(self) -> Generator:
-        from streamh2o.generate import Generator
-        from streamh2o.prompts import Prompter
-
-        ends = Prompter(self.loaded.tokenizer).ends()
-        return Generator(self.loaded, self.cache, self.sampling, ends, endless=not (self.chat or self.stop_at_end))
-
-    def result(self, generator: Generator, complete: bool) -> dict[str, Any]:
-        """What `--json` prints."""
-        from dataclasses import asdict
-
-        from streamh2o.versions import versions
-
-        cache = self.cache
-        return {
-            "schema": 1,
-            "model": self.loaded.info(),
-            "policy": cache.policy.name,
-            "knobs": asdict(cache.policy),
-            "cache": cache.policy.cache,
-            "chunk": cache.chunk,
-            "evict_every": cache.evict_every,
-            "dtype": str(self.loaded.dtype).removeprefix("torch."),
-            "device": str(self.loaded.device),
-            "sampling": {**asdict(self.sampling), "seed": generator.sampler.seed},
-            "prompt_tokens": generator.read_tokens,
-            "new_tokens": generator.new_tokens,
-            "seconds": generator.seconds,
-            "tokens_per_second": generator.new_tokens / generator.seconds if generator.seconds else None,
-            "slots": cache.slots,
-            "max_slots": cache.max_slots,
-            "evictions": cache.evictions,
-            "kv_bytes": cache.kv_bytes,
-            "stopped": self.stopped,
-            "complete": complete,
-            "versions": versions(),
-        }
-
-
-def _run(
-    session: _Session,
-    source: Source | None,
-    talk: Talk | None,
-    reading: dict[str, Any],
-    transcript: Path | None,
-    json: Path | None,
-    quiet: bool,
-) -> int:
-    """Everything that is written; returns the exit code."""
-    import sys
-    from contextlib import ExitStack
-
-    from streamh2o.interrupt import Interrupt, Stopped
-    from streamh2o.outputs import json_lines, write_whole
-    from streamh2o.transcript import Transcript
-
-    generator = session.generator()
-    with ExitStack() as stack:
-        interrupt = stack.enter_context(Interrupt())
-        file = stack.enter_context(Transcript(transcript)) if transcript is not None else None
-        writer = _Writer(file, shown=str(json) != "-")
-        try:
-            if talk is not None:
-                _chat(session, generator, talk, writer, interrupt)
-            elif source is not None:
-                before = _read(session, generator, source, reading, interrupt)
-                _write(session, generator, before, writer, interrupt)
-        except Stopped:
-            session.stopped = "interrupted"
-    interrupted = session.stopped == "interrupted"
-    result = session.result(generator, complete=not interrupted)
-    if json is not None and str(json) != "-":
-        write_whole(json, json_lines([result]).encode())
-    if str(json) == "-":
-        print(json_lines([result]), end="", flush=True)
-    if not quiet and generator.seconds:
-        rate, slots = generator.new_tokens / generator.seconds, session.cache.max_slots
-        note = f"{generator.new_tokens:,} tokens, {rate:.1f} tokens/s, at most {slots:,} slots, seed "
-        print(f"\n{note}{generator.sampler.seed}", file=sys.stderr, flush=True)
-    return _INTERRUPTED if interrupted else 0
-
-
-class _Writer:
-    """Text as it comes: to stdout, where a terminal may not obey it, and to the transcript."""
-
-    def __init__(self, transcript: Transcript | None, shown: bool) -> None:
-        import sys
-
-        self._transcript, self._shown = transcript, shown
-        self._terminal = sys.stdout.isatty()
-
-    def write(self, text: str, said: bool = False) -> None:
-        """said: by the user, so that it stands on the terminal already."""
-        from streamh2o.report.visible import visible
-
-        if not text:
-            return
-        if self._transcript is not None:
-            self._transcript.write(text)
-        if self._shown and not said:
-            parts = (visible(part, keep_newlines=True) for part in text.split("\t"))
-            print("\t".join(parts) if self._terminal else text, end="", flush=True)
-
-
-def _read(
-    session: _Session, generator: Generator, source: Source, reading: dict[str, Any], interrupt: Interrupt
-) -> list[int]:
-    """Read the whole text; returns its last ids."""
-    from streamh2o.errors import UserError
-    from streamh2o.text import TokenReader
-
-    last: list[int] = []
-    with TokenReader(source, session.loaded.tokenizer, **reading) as reader, interrupt.waiting():
-        for block in reader.blocks(session.cache.chunk):
-            last = block.ids.tolist()
-            generator.read(last)
-    if not last:
-        raise UserError(f"{source.name}: is empty, so there is nothing to continue; give it a word at least.")
-    return last
-
-
-def _write(session: _Session, generator: Generator, before: list[int], writer: _Writer, interrupt: Interrupt) -> None:
-    """New text until the session's count, the model's end, or Ctrl-C."""
-    from streamh2o.generate import Characters
-
-    characters = Characters(session.loaded.tokenizer, before)
-    session.stopped = "max-new-tokens"
-    written = 0
-    for written, token in enumerate(generator.tokens(session.count), 1):  # noqa: B007 (used below)
-        writer.write(characters.feed(token))
-        if interrupt.requested:
-            session.stopped = "interrupted"
-            break
-    else:
-        if session.count is None or written < session.count:
-            session.stopped = "end"
-    writer.write(characters.flush())
-
-
-def _chat(session: _Session, generator: Generator, talk: Talk, writer: _Writer, interrupt: Interrupt) -> None:
-    session.stopped = "end"
-    for words in _turns(interrupt):
-        writer.write(f"> {words}\n\n", said=True)
-        ids = talk.turn(words)
-        generator.read(ids)
-        _write(session, generator, ids, writer, interrupt)
-        writer.write("\n\n")
-        if interrupt.requested:
-            return
-    session.stopped = "end"
-
-
-def _turns(interrupt: Interrupt) -> Iterator[str]:
-    """What the user says: a line each, empty ones left out, until the end of stdin."""
-    import sys
-
-    lines: Iterable[str] = _typed() if sys.stdin.isatty() else sys.stdin
-    reader = iter(lines)
-    while True:
-        with interrupt.waiting():
-            line = next(reader, None)
-        if line is None:
-            return
-        words = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace").strip()
-        if words:
-            yield words
-
-
-def _typed() -> Iterator[str]:
-    import contextlib
-
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 (lets `input` edit a line)
-    while True:
-        try:
-            yield input("> ")
-        except EOFError:
-            return
