@@ -39,7 +39,7 @@ demo: setup data
 test: setup
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-acceptance: setup
+acceptance: setup data
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: setup
