@@ -14,7 +14,7 @@ _END = re.compile(
 _TITLE = re.compile(rb"(?:^|[\s\"'(\x9c\x98])(?:Mr|Mrs|Ms|Dr|St|Prof|Capt|Col|Gen|Rev|Hon|No|vs|[A-Z])$")
 _SPACE = re.compile(rb"\s+")
 LONGEST = 400  # bytes; what has no sentences (lists, logs, code) is cut at lines, then at spaces
-SHORTEST = 40  # bytes; less ("Yes.") says nothing alone and is joined to what follows
+SHORTEST = 24  # bytes; less ("Yes.") says nothing alone and is joined to what follows
 
 
 def sentences(data: bytes) -> list[tuple[int, int]]:

@@ -134,7 +134,9 @@ def plot_heat_map(cells: Sequence[Cell], path: Path) -> None:
     methods = list(dict.fromkeys(cell.method for cell in cells))
     lengths = sorted({cell.length for cell in cells})
     depths = sorted({each.depth for cell in cells for each in cell.outcomes if each.depth is not None})
-    figure = Figure(figsize=(1.6 + max(1.6, 0.7 * len(lengths)) * len(methods), 1.8 + 0.32 * len(depths)))
+    figure = Figure(
+        figsize=(1.6 + max(1.6, 0.7 * len(lengths)) * len(methods), 1.8 + 0.32 * len(depths)), layout="constrained"
+    )
     panels = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
     image: Any = None
     for panel, method in zip(panels, methods, strict=True):
