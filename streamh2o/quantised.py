@@ -130,7 +130,8 @@ class Scratch:
             old, full = getattr(self, name), getattr(like, name)
             shape = (*full.shape[:2], like.capacity, full.shape[3])
             if old.shape != shape:
-                setattr(self, name, full.new_empty(shape))
+                with torch.inference_mode(False):  # else it could not be written outside it
+                    setattr(self, name, full.new_empty(shape))
                 self.holder = None
         return self.keys, self.values
 
@@ -162,6 +163,8 @@ class QuantisedSlots(LayerSlots):
         start, count = self._full, key.shape[2]
         if self.used + count > self.capacity:
             self._grow(self.used + count)
+        if start + count > self.keys.shape[2]:
+            self._grow_full(start + count)
         self.keys[:, :, start : start + count] = key
         self.values[:, :, start : start + count] = value
         self.scores[:, :, self.used : self.used + count] = 0
@@ -169,12 +172,11 @@ class QuantisedSlots(LayerSlots):
         self.used += count
         self._forget()
 
-    def _grow(self, needed: int) -> None:
+    def _grow_full(self, needed: int) -> None:
         """Only a probe that is longer than a chunk comes here."""
-        super()._grow(needed)
         for name in ("keys", "values"):
             old: Tensor = getattr(self, name)
-            new = old.new_empty(*old.shape[:2], self.capacity - self.policy.hitters, old.shape[3])
+            new = old.new_empty(*old.shape[:2], needed, old.shape[3])
             new[:, :, : self._full] = old[:, :, : self._full]
             setattr(self, name, new)
 
@@ -232,6 +234,8 @@ class QuantisedSlots(LayerSlots):
         super().load(parts)
         self.packed_keys.load(parts["keys_codes"], parts["keys_scales"])
         self.packed_values.load(parts["values_codes"], parts["values_scales"])
+        if self.packed_keys.rows != self.packed_values.rows:
+            raise ValueError
         self.centre = parts["centre"].clone()
         if self.centre.shape != ((*self.keys.shape[:2], 1, self.keys.shape[3]) if self.packed_keys.rows else (0,)):
             raise ValueError
