@@ -25,7 +25,7 @@ class LayerSlots:
     source_index    [batch, kv_heads, capacity], int64: the token's index in the stream
     """
 
-    buffers: ClassVar = ("keys", "values", "scores", "source_index")  # what has a row for every slot
+    buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "scores", "source_index")  # what has a row for every slot
 
     def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
         batch, heads, _, head_dim = key.shape

@@ -142,7 +142,7 @@ class QuantisedSlots(LayerSlots):
     A token is quantised at the end of the pass in which it leaves the window. key, value, capacity: as of LayerSlots.
     """
 
-    buffers: ClassVar = ("scores", "source_index")
+    buffers: ClassVar[tuple[str, ...]] = ("scores", "source_index")
 
     def __init__(self, key: Tensor, value: Tensor, capacity: int, policy: Policy, bits: int, scratch: Scratch) -> None:
         super().__init__(key, value, capacity - policy.hitters)

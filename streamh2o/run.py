@@ -18,6 +18,7 @@ from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
 from streamh2o.policies import Policy
 from streamh2o.progress import Observer, Progress
+from streamh2o.quantised import require_bits
 from streamh2o.replay import Replay
 from streamh2o.saved_state import require_sound
 from streamh2o.stream import Fed, Stream
@@ -55,6 +56,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.per_head not in ("kv", "query"):
             raise UsageError(f"--per-head is {self.per_head!r}; it must be kv or query.")
+        require_bits(self.kv_bits, self.evict)
 
 
 class RunFailed(UserError):
