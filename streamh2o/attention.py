@@ -73,7 +73,7 @@ def rotated(
         return cache.rotate_new(layer, query, scaling)
     rotary, chunk = layer.table, query.shape[2]
     if rotary is None:
-        return query * scaling, layer.keys[:, :, : layer.used]
+        return query * scaling, layer.valid()[0]
     first, runs = in_cache_positions(cache, layer, chunk)
     newest: Any = slice(first, first + chunk)
     if branches is not None:
@@ -81,11 +81,11 @@ def rotated(
         start, end, position = runs[-1]
         runs[-1:] = [(start, end - chunk, position), (end - chunk, end, newest)]
     queries = rotary.rotate(query, rotary.cos[newest], rotary.sin[newest], scaling)
-    parts = []
+    parts, keys = [], layer.valid()[0]
     for start, end, position in runs:
         if isinstance(position, int):
             position = slice(position, position + end - start)
-        parts.append(rotary.rotate(layer.keys[:, :, start:end], rotary.cos[position], rotary.sin[position]))
+        parts.append(rotary.rotate(keys[:, :, start:end], rotary.cos[position], rotary.sin[position]))
     return queries, parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -314,7 +314,7 @@ def _attend(
         return output
     branches = cache.probe if isinstance(cache.probe, Branches) else None
     queries, keys = rotated(cache, layer, query, scaling, branches)
-    values = layer.values.narrow(2, 0, layer.used)
+    values = layer.valid()[1]
     hidden = beyond_window(cache, layer, chunk, window, branches)
     if cache.probe is not None:
         mask = None if branches is None else branches.mask

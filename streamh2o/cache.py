@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class LayerSlots:
     source_index    [batch, kv_heads, capacity], int64: the token's index in the stream
     """
 
+    buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "scores", "source_index")  # what has a row for every slot
+
     def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
         batch, heads, _, head_dim = key.shape
         self.keys = key.new_empty(batch, heads, capacity, head_dim)
@@ -37,7 +39,19 @@ class LayerSlots:
 
     @property
     def capacity(self) -> int:
-        return self.keys.shape[2]
+        return self.scores.shape[2]
+
+    def valid(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the used slots, [batch, kv_heads, used, head_dim]; to read, until the next layer's."""
+        return self.keys.narrow(2, 0, self.used), self.values.narrow(2, 0, self.used)
+
+    def leave_window(self, sinks: int, recent: int) -> None:
+        """A pass has ended: what is neither among the `sinks` first slots nor the `recent` last is in the middle."""
+
+    def kv_bytes(self, slots: int) -> int:
+        """Bytes of the keys and values of so many slots."""
+        batch, heads, _, key_dim = self.keys.shape
+        return batch * heads * slots * (key_dim + self.values.shape[-1]) * self.keys.element_size()
 
     def append(self, key: Tensor, value: Tensor, first: int) -> None:
         """Add `key`, `value` [batch, kv_heads, n, head_dim], the first of which is token `first` of the stream."""
@@ -59,7 +73,7 @@ class LayerSlots:
     def _grow(self, needed: int) -> None:
         """Double the buffers; only a policy that evicts nothing comes here."""
         capacity = max(needed, 2 * self.capacity)
-        for name in ("keys", "values", "scores", "source_index"):
+        for name in self.buffers:
             old: Tensor = getattr(self, name)
             new = old.new_zeros(*old.shape[:2], capacity, *old.shape[3:])
             new[:, :, : self.used] = old[:, :, : self.used]
@@ -74,7 +88,8 @@ class LayerSlots:
         self.used = sinks + hitters + recent
         heads = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device).view(*chosen.shape[:2], 1)
         index = (chosen + heads * self.capacity).flatten()
-        for buffer in (self.keys, self.values, self.scores, self.source_index):
+        for name in self.buffers:
+            buffer: Tensor = getattr(self, name)
             newest = buffer[:, :, tail].clone()
             survivors = buffer.flatten(0, 2).index_select(0, index)
             buffer[:, :, sinks : sinks + hitters] = survivors.view(*chosen.shape, *buffer.shape[3:])
@@ -82,6 +97,20 @@ class LayerSlots:
         if self.newest is not None:
             parts = self.newest[:, :, :sinks], self.newest.gather(2, chosen), self.newest[:, :, tail]
             self.newest = torch.cat(parts, dim=2)
+
+    def state(self) -> dict[str, Tensor]:
+        """The used slots by name, to give to `load` later."""
+        return {name: getattr(self, name)[:, :, : self.used].contiguous() for name in self.buffers}
+
+    def load(self, parts: dict[str, Tensor]) -> None:
+        """Put back what `state` gave. Raises KeyError where a tensor is missing, ValueError where shapes differ."""
+        used = parts["source_index"].shape[2]
+        for name in self.buffers:
+            buffer: Tensor = getattr(self, name)
+            if parts[name].shape != (*buffer.shape[:2], used, *buffer.shape[3:]):
+                raise ValueError
+            buffer[:, :, :used] = parts[name]
+        self.used = used
 
 
 _appended = threading.local()
@@ -119,6 +148,7 @@ class SlotCache(Cache):
         self.policy, self.rotary, self.chunk = policy, rotary, chunk
         self.layers_count = layers_count
         self.group = group
+        self.make_layer: Callable[[Tensor, Tensor, int], LayerSlots] = LayerSlots  # keys, values, room
         self.layers = []  # what a cache of transformers is made of; ours are `slots`
         self.slots: list[LayerSlots] = []
         self.tokens = 0  # tokens of the stream before the running pass
@@ -147,12 +177,12 @@ class SlotCache(Cache):
             value_states = value_states.repeat_interleave(self.group, dim=1)
         if layer_idx == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(LayerSlots(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
+            self.slots.append(self.make_layer(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
             self.slots[-1].table = self.rotary.tables[layer_idx]
         layer = self.slots[layer_idx]
         layer.append(key_states, value_states, self.tokens)
         tell_appended([(self, layer)])
-        return layer.keys[:, :, : layer.used], layer.values[:, :, : layer.used]
+        return layer.valid()
 
     def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
         """Tokens of the stream so far (not slots)."""
@@ -199,6 +229,8 @@ class SlotCache(Cache):
             self.evictions = max(0, self.tokens - self.policy.cache)
         elif self.policy.evicts and self.slots[0].used > self.policy.cache:
             self._evict()
+        for each in self.slots:
+            each.leave_window(self.policy.sinks, self.policy.recent)
         self.max_slots = max(self.max_slots, self.slots[0].used)
 
     def _evict(self) -> None:
@@ -242,12 +274,7 @@ class SlotCache(Cache):
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values of the most slots held after a pass."""
-        total = 0
-        for layer in self.slots:
-            batch, heads, _, key_dim = layer.keys.shape
-            per_slot = (key_dim + layer.values.shape[-1]) * layer.keys.element_size()
-            total += batch * heads * self.max_slots * per_slot
-        return total
+        return sum(layer.kv_bytes(self.max_slots) for layer in self.slots)
 
     def composition(self) -> dict[str, int]:
         """Slots per layer and head now, by what keeps them there."""
@@ -261,8 +288,7 @@ class SlotCache(Cache):
         """The valid slots as tensors, to go on later with the same digits."""
         tensors: dict[str, Tensor] = {}
         for number, layer in enumerate(self.slots):
-            for name in ("keys", "values", "scores", "source_index"):
-                tensors[f"layer{number}.{name}"] = getattr(layer, name)[:, :, : layer.used].contiguous()
+            tensors.update({f"layer{number}.{name}": tensor for name, tensor in layer.state().items()})
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor], tokens: int, evictions: int, max_slots: int) -> None:
@@ -271,20 +297,19 @@ class SlotCache(Cache):
         self.tokens, self.evictions, self.max_slots = tokens, evictions, max_slots
         number = 0
         while f"layer{number}.keys" in tensors:
+            head = f"layer{number}."
+            parts = {name.removeprefix(head): part for name, part in tensors.items() if name.startswith(head)}
             try:
-                parts = {n: tensors[f"layer{number}.{n}"] for n in ("keys", "values", "scores", "source_index")}
+                used = parts["source_index"].shape[2]
+                room = self.policy.cache if self.policy.evicts else used
+                layer = self.make_layer(parts["keys"], parts["values"], max(room, used) + self.chunk)
+                layer.load(parts)
             except KeyError as missing:
-                raise UserError(f"The saved cache lacks {missing}; it is damaged.") from None
-            dimensions = {"keys": 4, "values": 4, "scores": 3, "source_index": 3}
-            shape = parts["keys"].shape[:3]
-            if any(part.dim() != dimensions[n] or part.shape[:3] != shape for n, part in parts.items()):
-                raise UserError(f"The saved cache's layer {number} has tensors of other shapes; it is damaged.")
-            used = parts["keys"].shape[2]
-            room = self.policy.cache if self.policy.evicts else used
-            layer = LayerSlots(parts["keys"], parts["values"], max(room, used) + self.chunk)
-            for name, tensor in parts.items():
-                getattr(layer, name)[:, :, :used] = tensor
-            layer.used = used
+                raise UserError(f"The saved cache lacks {head}{missing.args[0]}; it is damaged.") from None
+            except (ValueError, IndexError):
+                raise UserError(
+                    f"The saved cache's layer {number} has tensors of other shapes; it is damaged."
+                ) from None
             self.slots.append(layer)
             number += 1
         if tokens and number != self.layers_count:

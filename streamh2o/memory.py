@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from streamh2o.errors import UserError
 from streamh2o.machine import available_bytes
 from streamh2o.policies import Policy
+from streamh2o.quantised import packed_bytes
 
 _SCORE_AND_INDEX = 4 + 8  # bytes a slot: float32 and int64
 
@@ -24,7 +25,14 @@ def slot_bytes(model: PreTrainedModel, copies: int = 1) -> tuple[int, int, int]:
     return config.num_hidden_layers, kv_heads * copies, size
 
 
-def require_memory(model: PreTrainedModel, policy: Policy, chunk: int, copies: int = 1) -> None:
+def _saved_bytes(model: PreTrainedModel, kv_bits: int) -> int:
+    """What a slot takes less where its key and value are packed."""
+    whole = slot_bytes(model)[2] - _SCORE_AND_INDEX
+    head_dim = whole // (2 * torch.empty((), dtype=model.dtype).element_size())
+    return whole - 2 * packed_bytes(head_dim, kv_bits)
+
+
+def require_memory(model: PreTrainedModel, policy: Policy, chunk: int, copies: int = 1, kv_bits: int = 16) -> None:
     """Raise UserError, with the sum and what would fit, where `policy.cache` + `chunk` slots need more than is free.
 
     A policy that evicts nothing takes memory only as the text grows, so nothing is known of it beforehand.
@@ -37,13 +45,15 @@ def require_memory(model: PreTrainedModel, policy: Policy, chunk: int, copies: i
     layers, heads, size = slot_bytes(model, copies)
     each = layers * heads * size
     slots = policy.cache + chunk
-    if slots * each <= free:
+    saved = layers * heads * policy.hitters * _saved_bytes(model, kv_bits) if kv_bits < 16 else 0
+    if slots * each - saved <= free:
         return
     fits = free // each - chunk
     hint = f"--cache {fits} would fit" if fits > policy.sinks else "use a smaller model or --chunk"
+    less = f", less {_size(saved)} by --kv-bits {kv_bits}" if saved else ""
     raise UserError(
-        f"--cache {policy.cache} and --chunk {chunk} need {_size(slots * each)} ({layers} layers x {heads} heads x "
-        f"{slots} slots x {size} bytes), and {_size(free)} of memory are free on {model.device}; {hint}."
+        f"--cache {policy.cache} and --chunk {chunk} need {_size(slots * each - saved)} ({layers} layers x {heads} "
+        f"heads x {slots} slots x {size} bytes{less}), and {_size(free)} of memory are free on {model.device}; {hint}."
     )
 
 

@@ -18,6 +18,7 @@ from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
 from streamh2o.policies import Policy
 from streamh2o.progress import Observer, Progress
+from streamh2o.quantised import require_bits
 from streamh2o.replay import Replay
 from streamh2o.saved_state import require_sound
 from streamh2o.stream import Fed, Stream
@@ -37,7 +38,7 @@ class RunOptions:
 
     chunk and max_tokens in tokens; window in losses. per_head: `kv` keeps slots for each KV head, `query` for each
     query head, as the H2O authors' code does, for so many times the memory. evict: after each `chunk`, or after each
-    `token`. score: whether losses are wanted. The rest: see `TokenReader`.
+    `token`. kv_bits: 8 or 4 to quantise hitters. score: whether losses are wanted. The rest: see `TokenReader`.
     """
 
     chunk: int = 256
@@ -49,11 +50,13 @@ class RunOptions:
     window: int = 1000
     per_head: str = "kv"
     evict: str = "chunk"
+    kv_bits: int = 16
     score: bool = True
 
     def __post_init__(self) -> None:
         if self.per_head not in ("kv", "query"):
             raise UsageError(f"--per-head is {self.per_head!r}; it must be kv or query.")
+        require_bits(self.kv_bits, self.evict)
 
 
 class RunFailed(UserError):
@@ -83,7 +86,14 @@ def open_reader(
 def open_stream(loaded: Loaded, policy: Policy, options: RunOptions) -> Stream:
     """An empty stream as `options` want it. Raises UsageError where policy, options and model do not fit together."""
     per_query_head = options.per_head == "query"
-    return Stream(loaded.model, policy, chunk=options.chunk, per_query_head=per_query_head, evict=options.evict)
+    return Stream(
+        loaded.model,
+        policy,
+        chunk=options.chunk,
+        per_query_head=per_query_head,
+        evict=options.evict,
+        kv_bits=options.kv_bits,
+    )
 
 
 class PerplexityRun:
@@ -274,6 +284,7 @@ class PerplexityRun:
             "chunk": self.options.chunk,
             "per_head": self.options.per_head,
             "evict": self.options.evict,
+            "kv_bits": self.options.kv_bits,
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": str(self.loaded.device),
             "threads": torch.get_num_threads(),

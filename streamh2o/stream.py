@@ -19,6 +19,7 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.head import logits_function, losses
 from streamh2o.memory import require_memory
 from streamh2o.policies import Policy
+from streamh2o.quantised import quantise_slots, require_bits
 from streamh2o.rotary import Rotary
 from streamh2o.token_eviction import attend_and_evict, require_token_eviction
 
@@ -43,7 +44,8 @@ class Stream:
     chunk: most tokens of one forward pass. batch: how many streams run side by side. per_query_head: slots for each
         query head, not each KV head, as in the H2O authors' code, for as many times the memory.
     evict: when what is over the budget goes, after each `chunk` or after each `token`; the latter gives the losses of
-        `chunk=1`, whatever the chunk.
+        `chunk=1`, whatever the chunk. kv_bits: 8 or 4 keep the hitters' keys and values as integers (`QuantisedSlots`);
+        16 keeps all as the model has them.
     Raises UsageError where cache and chunk together exceed the positions the model was trained on, or where the policy
     cannot evict after every token; UserError where they need more memory than is free.
     """
@@ -57,6 +59,7 @@ class Stream:
         batch: int = 1,
         per_query_head: bool = False,
         evict: str = "chunk",
+        kv_bits: int = 16,
     ) -> None:
         config = model.config.get_text_config()
         require_supported(model.config, type(model).__name__)
@@ -76,6 +79,7 @@ class Stream:
             raise UsageError(f"--evict is {evict!r}; it must be chunk or token.")
         if evict == "token":
             require_token_eviction(policy)
+        require_bits(kv_bits, evict)
         if not policy.evicts:
             policy = replace(policy, cache=trained, recent=trained - policy.sinks)
         self.learned_positions = learned_positions(model.config)
@@ -83,8 +87,9 @@ class Stream:
         self.trained = trained
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         group = config.num_attention_heads // kv_heads if per_query_head else 1
-        require_memory(model, policy, chunk, group * batch)
+        require_memory(model, policy, chunk, group * batch, kv_bits)
         self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
+        quantise_slots(self.cache, kv_bits)
         if evict == "token" and policy.evicts:
             self.cache.evicting = attend_and_evict
         self.tokens = 0  # read so far
@@ -223,7 +228,7 @@ class Stream:
 
     @property
     def kv_bytes(self) -> int:
-        """layers x KV heads x slots x head_dim x 2 x bytes, at the most slots held."""
+        """layers x KV heads x slots x head_dim x 2 x bytes, or what integers and scales take, at the most slots."""
         return self.cache.kv_bytes
 
     def composition(self) -> dict[str, int]:

@@ -87,6 +87,8 @@ class StreamCache(Cache):
         """
         if not isinstance(model, PreTrainedModel):
             raise UsageError(f"StreamCache needs a model of transformers, and got a {type(model).__name__}.")
+        if "kv_bits" in knobs:
+            raise UsageError("A StreamCache keeps keys and values as the model has them; kv_bits is for a Stream.")
         config = model.config
         require_supported(config, getattr(config, "name_or_path", "") or type(model).__name__)
         made = policy

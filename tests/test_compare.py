@@ -145,10 +145,12 @@ def test_everything_a_loss_depends_on_is_in_the_key(loaded, texts):
         key_of(loaded, texts[0], column, replace(OPTIONS, chunk=8)),
         key_of(loaded, texts[0], column, replace(OPTIONS, per_head="query")),
         key_of(loaded, texts[0], column, replace(OPTIONS, evict="token")),
+        key_of(loaded, texts[0], column, replace(OPTIONS, kv_bits=8)),
+        key_of(loaded, texts[0], column, replace(OPTIONS, kv_bits=4)),
         key_of(replace(loaded, fingerprint="another"), texts[0], column, OPTIONS),
         key_of(replace(loaded, dtype=torch.bfloat16), texts[0], column, OPTIONS),
     }
-    assert len(keys) == 10
+    assert len(keys) == 12
     assert key_of(loaded, texts[0], make_columns(["h2o:recent=14"], [32])[0], OPTIONS) in keys, "the default, spelt out"
 
 

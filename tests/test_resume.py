@@ -85,6 +85,7 @@ def broken(tmp_path):
         (10_000, ()),  # never: its checkpoint is that of the end
         (4, ("--policy", "h2o", "--per-head", "query")),
         (6, ("--policy", "h2o", "--evict", "token")),
+        (6, ("--policy", "h2o", "--kv-bits", "4")),
         (5, ("--policy", "recompute", "--cache", "40")),
         (3, ("--policy", "full", "--max-tokens", "300")),
     ],

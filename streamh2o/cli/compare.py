@@ -49,6 +49,7 @@ def compare(
     per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
     evict: opt.Evict = "chunk",
+    kv_bits: opt.KvBits = 16,
     against_full: Annotated[
         bool,
         typer.Option(
@@ -128,6 +129,7 @@ def compare(
         allow_special=allow_special,
         per_head=per_head,
         evict=evict,
+        kv_bits=kv_bits,
     )
     torch.set_num_threads(threads or physical_cores())
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)

@@ -150,6 +150,15 @@ Evict = Annotated[
     ),
 ]
 
+KvBits = Annotated[
+    int,
+    typer.Option(
+        "--kv-bits",
+        metavar="16|8|4",
+        rich_help_panel=_CACHE,
+        help="Keep hitters as integers of 8 or 4 bits; sinks and recent tokens stay as they are.",
+    ),
+]
 PplDef = Annotated[
     str,
     typer.Option(

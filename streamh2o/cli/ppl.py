@@ -51,6 +51,7 @@ def ppl(
     per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
     evict: opt.Evict = "chunk",
+    kv_bits: opt.KvBits = 16,
     ppl_def: opt.PplDef = "stream",
     context: opt.Context = None,
     stride: opt.Stride = None,
@@ -112,6 +113,7 @@ def ppl(
         allow_special=allow_special,
         per_head=per_head,
         evict=evict,
+        kv_bits=kv_bits,
     )
     if ppl_def != "stream":
         from streamh2o.cli import ppl_def as other

@@ -26,6 +26,7 @@ _OF_STREAMS = (
     "per_head",
     "chunk",
     "evict",
+    "kv_bits",
 )
 _NOT_HERE = (*_OF_STREAMS, "log", "plot", "checkpoint", "checkpoint_every", "resume")
 

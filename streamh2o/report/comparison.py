@@ -58,6 +58,7 @@ def rows(cells: Sequence[Cell], first: int = 0) -> list[dict[str, Any]]:
                 "tokens": result["tokens"],
                 **sums,
                 **{name: result[name] for name in _COPIED},
+                "kv_bits": result.get("kv_bits", 16),
                 "model": result["model"]["name"],
                 "fingerprint": result["model"]["fingerprint"],
                 "version": result["versions"]["streamh2o"],

@@ -1,0 +1,247 @@
+"""Slots whose middle, the hitters, is kept as integers of 8 or 4 bits; sinks and recent window stay as they are.
+
+After KIVI (arXiv 2402.02750): values are quantised per token, and of the keys, which are un-rotated here, what is
+particular to a channel is kept apart: its mean. (KIVI's scales are shared by 32 neighbouring tokens, which an eviction
+would tear apart.) A slot carries its own scales, so that an eviction moves integers: nothing is quantised twice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.errors import UsageError
+from streamh2o.policies.base import Policy
+
+BITS = (16, 8, 4)
+GROUP = 32  # channels that share a scale, where so many divide the head's
+_ROUNDING = 2**-8  # more than bfloat16 rounds off a number
+
+
+def require_bits(bits: int, evict: str) -> None:
+    """Raise UsageError where `bits` is no width, or where the cache evicts in a way that reads slots one by one."""
+    if bits not in BITS:
+        raise UsageError(f"--kv-bits is {bits}; it must be 16, 8 or 4.")
+    if bits < 16 and evict == "token":
+        raise UsageError(f"--kv-bits {bits} can't be read slot by slot as --evict token does; use --evict chunk.")
+
+
+def quantise_slots(cache: SlotCache, bits: int) -> None:
+    """Let the still empty `cache` keep its hitters at `bits` bits; a policy that keeps none has nothing to quantise."""
+    policy = cache.policy
+    if bits == 16 or not (policy.evicts and policy.hitters):
+        return
+    scratch = Scratch()
+    cache.make_layer = lambda key, value, room: QuantisedSlots(key, value, room, policy, bits, scratch)
+
+
+def quantise(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """`x` [..., dim] as unsigned integers of 8 or 4 bits, by groups of channels from their lowest value up.
+
+    Returns codes [..., dim] uint8, or two in a byte [..., ceil(dim / 2)], and scales [..., groups, 2] bfloat16: the
+    step and the lowest value. A value comes back within half a step, which is the range of its group / (2**bits - 1),
+    a little rounded up.
+    """
+    dim, levels = x.shape[-1], 2**bits - 1
+    groups = x.float().unflatten(-1, (-1, math.gcd(dim, GROUP)))
+    lowest = groups.amin(-1)
+    lowest = (lowest - lowest.abs() * _ROUNDING).bfloat16()
+    step = ((groups.amax(-1) - lowest.float()) * ((1 + _ROUNDING) / levels)).clamp(min=1e-30).bfloat16()
+    codes = (groups - lowest.float().unsqueeze(-1)).div_(step.float().unsqueeze(-1)).round_().clamp_(0, levels)
+    packed = codes.flatten(-2).to(torch.uint8)
+    if bits == 4:
+        packed = functional.pad(packed, (0, dim % 2))
+        low, high = packed.chunk(2, dim=-1)
+        packed = low | (high << 4)
+    return packed, torch.stack([step, lowest], dim=-1)
+
+
+def packed_bytes(dim: int, bits: int) -> int:
+    """What `quantise` makes of a row of so many channels: codes, and four bytes of scales a group."""
+    return math.ceil(dim * bits / 8) + 4 * (dim // math.gcd(dim, GROUP))
+
+
+def dequantise(codes: Tensor, scales: Tensor, bits: int, dim: int) -> Tensor:
+    """What `quantise` was given, [..., dim] float32, each value within half a step."""
+    if bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], dim=-1)[..., :dim]
+    groups = codes.unflatten(-1, (scales.shape[-2], -1)).float()
+    step, lowest = scales.float().split(1, dim=-1)  # [..., groups, 1]
+    return groups.mul_(step).add_(lowest).flatten(-2)
+
+
+class Packed:
+    """Quantised rows: codes [batch, kv_heads, rows, bytes] uint8, scales [batch, kv_heads, rows, groups, 2] bfloat16.
+
+    of: [batch, kv_heads, n, dim], what the rows will look like.
+    """
+
+    def __init__(self, of: Tensor, bits: int) -> None:
+        self.bits, self.dim = bits, of.shape[-1]
+        self.codes, self.scales = quantise(of[:, :, :1], bits)
+        self.keep(torch.zeros(*of.shape[:2], 0, dtype=torch.int64, device=of.device))
+
+    @property
+    def rows(self) -> int:
+        return self.codes.shape[2]
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row of all heads."""
+        return self.codes.shape[0] * self.codes.shape[1] * packed_bytes(self.dim, self.bits)
+
+    def add(self, x: Tensor) -> None:
+        codes, scales = quantise(x, self.bits)
+        self.codes, self.scales = torch.cat([self.codes, codes], dim=2), torch.cat([self.scales, scales], dim=2)
+
+    def keep(self, rows: Tensor) -> None:
+        """Only `rows` [batch, kv_heads, kept] stay, as the integers they are."""
+        width, groups = self.codes.shape[-1], self.scales.shape[-2]
+        self.codes = self.codes.gather(2, rows[..., None].expand(-1, -1, -1, width))
+        self.scales = self.scales.gather(2, rows[..., None, None].expand(-1, -1, -1, groups, 2))
+
+    def read(self) -> Tensor:
+        return dequantise(self.codes, self.scales, self.bits, self.dim)
+
+    def load(self, codes: Tensor, scales: Tensor) -> None:
+        """Raises ValueError where they are not rows of this kind."""
+        for mine, other in ((self.codes, codes), (self.scales, scales)):
+            if mine.dtype != other.dtype or (*mine.shape[:2], *mine.shape[3:]) != (*other.shape[:2], *other.shape[3:]):
+                raise ValueError
+        if codes.shape[2] != scales.shape[2]:
+            raise ValueError
+        self.codes, self.scales = codes.clone(), scales.clone()
+
+
+class Scratch:
+    """Room for the keys and values of one layer at full width, which all layers share. `holder`: whose they are now."""
+
+    def __init__(self) -> None:
+        self.holder: QuantisedSlots | None = None
+        self.keys = self.values = torch.empty(0)
+
+    def room(self, like: LayerSlots) -> tuple[Tensor, Tensor]:
+        for name in ("keys", "values"):
+            old, full = getattr(self, name), getattr(like, name)
+            shape = (*full.shape[:2], like.capacity, full.shape[3])
+            if old.shape != shape:
+                with torch.inference_mode(False):  # else it could not be written outside it
+                    setattr(self, name, full.new_empty(shape))
+                self.holder = None
+        return self.keys, self.values
+
+
+class QuantisedSlots(LayerSlots):
+    """LayerSlots whose `keys` and `values` are only sinks, recent window and the chunk at hand; the rest is packed.
+
+    A token is quantised at the end of the pass in which it leaves the window. key, value, capacity: as of LayerSlots.
+    """
+
+    buffers: ClassVar[tuple[str, ...]] = ("scores", "source_index")
+
+    def __init__(self, key: Tensor, value: Tensor, capacity: int, policy: Policy, bits: int, scratch: Scratch) -> None:
+        super().__init__(key, value, capacity - policy.hitters)
+        self.scores = self.scores.new_zeros(*key.shape[:2], capacity)
+        self.source_index = self.source_index.new_zeros(*key.shape[:2], capacity)
+        self.policy = policy
+        self.packed_keys, self.packed_values = Packed(key, bits), Packed(value, bits)
+        # the mean of each channel of the keys, [batch, kv_heads, 1, head_dim] float32, since the first left the window
+        self.centre = torch.empty(0)
+        self.scratch = scratch
+
+    @property
+    def _full(self) -> int:
+        """Slots in `keys` and `values`: the sinks, and behind them what comes after the packed ones."""
+        return self.used - self.packed_keys.rows
+
+    def append(self, key: Tensor, value: Tensor, first: int) -> None:
+        start, count = self._full, key.shape[2]
+        if self.used + count > self.capacity:
+            self._grow(self.used + count)
+        if start + count > self.keys.shape[2]:
+            self._grow_full(start + count)
+        self.keys[:, :, start : start + count] = key
+        self.values[:, :, start : start + count] = value
+        self.scores[:, :, self.used : self.used + count] = 0
+        self.source_index[:, :, self.used : self.used + count] = torch.arange(first, first + count, device=key.device)
+        self.used += count
+        self._forget()
+
+    def _grow_full(self, needed: int) -> None:
+        """Only a probe that is longer than a chunk comes here."""
+        for name in ("keys", "values"):
+            old: Tensor = getattr(self, name)
+            new = old.new_empty(*old.shape[:2], needed, old.shape[3])
+            new[:, :, : self._full] = old[:, :, : self._full]
+            setattr(self, name, new)
+
+    def _forget(self) -> None:
+        if self.scratch.holder is self:
+            self.scratch.holder = None
+
+    def valid(self) -> tuple[Tensor, Tensor]:
+        keys, values = (room.narrow(2, 0, self.used) for room in self.scratch.room(self))
+        if self.scratch.holder is not self:
+            rows, full = self.packed_keys.rows, self._full
+            sinks = min(self.policy.sinks, full)
+            for whole, stored in ((keys, self.keys), (values, self.values)):
+                whole[:, :, :sinks] = stored[:, :, :sinks]
+                whole[:, :, sinks + rows :] = stored[:, :, sinks:full]
+            if rows:
+                keys[:, :, sinks : sinks + rows] = self.packed_keys.read().add_(self.centre)
+                values[:, :, sinks : sinks + rows] = self.packed_values.read()
+            self.scratch.holder = self
+        return keys, values
+
+    def leave_window(self, sinks: int, recent: int) -> None:
+        leaving = slice(sinks, self._full - recent)
+        if leaving.stop <= sinks:
+            return
+        if not self.centre.numel():
+            self.centre = self.keys[:, :, sinks : self._full].float().mean(dim=2, keepdim=True)
+        full = self._full
+        self.packed_keys.add(self.keys[:, :, leaving].float() - self.centre)
+        self.packed_values.add(self.values[:, :, leaving])
+        for stored in (self.keys, self.values):
+            stored[:, :, sinks : sinks + recent] = stored[:, :, leaving.stop : full].clone()
+        self._forget()
+
+    def compact(self, sinks: int, recent: int, chosen: Tensor) -> None:
+        self.leave_window(sinks, recent)
+        for packed in (self.packed_keys, self.packed_values):
+            packed.keep(chosen - sinks)
+        super().compact(sinks, recent, chosen)
+        self._forget()
+
+    def kv_bytes(self, slots: int) -> int:
+        rows = max(0, slots - self.policy.sinks - self.policy.recent)
+        per_row = self.packed_keys.row_bytes + self.packed_values.row_bytes
+        return super().kv_bytes(slots - rows) + rows * per_row + self.centre.nbytes
+
+    def state(self) -> dict[str, Tensor]:
+        kept = {name: getattr(self, name)[:, :, : self._full].contiguous() for name in ("keys", "values")}
+        kept["centre"] = self.centre
+        for name, packed in (("keys", self.packed_keys), ("values", self.packed_values)):
+            kept |= {f"{name}_codes": packed.codes, f"{name}_scales": packed.scales}
+        return super().state() | kept
+
+    def load(self, parts: dict[str, Tensor]) -> None:
+        super().load(parts)
+        self.packed_keys.load(parts["keys_codes"], parts["keys_scales"])
+        self.packed_values.load(parts["values_codes"], parts["values_scales"])
+        if self.packed_keys.rows != self.packed_values.rows:
+            raise ValueError
+        self.centre = parts["centre"].clone()
+        if self.centre.shape != ((*self.keys.shape[:2], 1, self.keys.shape[3]) if self.packed_keys.rows else (0,)):
+            raise ValueError
+        full = self._full
+        for name in ("keys", "values"):
+            stored: Tensor = getattr(self, name)
+            if full > stored.shape[2] or parts[name].shape != (*stored.shape[:2], full, stored.shape[3]):
+                raise ValueError
+            stored[:, :, :full] = parts[name]

@@ -1,0 +1,197 @@
+"""Hitters as integers: how far a value comes back off, that it is quantised once, and what is held and counted."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamh2o.errors import UsageError, UserError
+from streamh2o.policies import POLICIES, make_policy
+from streamh2o.quantised import GROUP, QuantisedSlots, dequantise, quantise
+from streamh2o.stream import Stream
+from streamh2o.stream_cache import StreamCache
+from tests import tiny
+
+HITTERS = [name for name in POLICIES if make_policy(name, 16).hitters]
+
+
+def feed(stream, ids, chunk):
+    return torch.cat([stream.feed(ids[:, start : start + chunk]).losses for start in range(0, ids.shape[1], chunk)], 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bits=st.sampled_from([8, 4]),
+    dim=st.sampled_from([1, 3, 8, 32, 64, 80, 96]),
+    size=st.floats(1e-4, 1e4),
+    offset=st.floats(-1e5, 1e5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 2**31),
+)
+def test_a_value_comes_back_within_half_a_step_of_its_group(bits, dim, size, offset, dtype, seed):
+    noise = torch.randn(2, 3, 5, dim, generator=torch.Generator().manual_seed(seed))
+    x = (noise * size + offset).to(dtype)
+    codes, scales = quantise(x, bits)
+    assert codes.dtype == torch.uint8
+    assert codes.shape == (2, 3, 5, dim if bits == 8 else (dim + 1) // 2)
+    step = scales[..., 0].float().repeat_interleave(dim // scales.shape[-2], -1)
+    error = (dequantise(codes, scales, bits, dim) - x.float()).abs()
+    assert (error <= step / 2 + x.float().abs() * 1e-6).all()
+    groups = x.float().unflatten(-1, (scales.shape[-2], -1))
+    spread = groups.amax(-1) - groups.amin(-1) + groups.amin(-1).abs() / 85  # bfloat16 has a lowest value so exactly
+    assert (scales[..., 0].float() <= (spread * 1.01 + 1e-29) / (2**bits - 1)).all()
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5, 3e38])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_group_of_equal_values_comes_back_near_them(bits, value):
+    x = torch.full((1, 1, 2, GROUP), value)
+    assert torch.allclose(dequantise(*quantise(x, bits), bits, GROUP), x, rtol=1e-2)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    cache=st.integers(7, 40),
+    chunk=st.integers(1, 30),
+    count=st.integers(1, 80),
+    policy=st.sampled_from(HITTERS),
+    bits=st.sampled_from([8, 4]),
+)
+def test_only_the_middle_is_quantised_and_the_budget_is_kept(cache, chunk, count, policy, bits):
+    model, made, ids = tiny.llama(), make_policy(policy, cache), tiny.tokens(count, batch=2)
+    with Stream(model, made, chunk=chunk, batch=2, kv_bits=bits) as stream:
+        for start in range(0, count, chunk):
+            stream.feed(ids[:, start : start + chunk])
+            assert stream.slots == min(stream.tokens, cache)
+            middle = max(0, stream.slots - made.sinks - made.recent)
+            for layer in stream.cache.slots:
+                assert isinstance(layer, QuantisedSlots)
+                assert layer.packed_keys.rows == layer.packed_values.rows == middle <= made.hitters
+                assert layer.keys.shape[2] == cache - made.hitters + chunk
+                index = layer.source_index[:, :, : layer.used]
+                assert (index.diff(dim=-1) > 0).all()
+        state, _ = stream.state()
+        kept = [each for name, each in state.items() if name.startswith("layer")]
+        counted = [each for each in kept if each.dim() != 3]  # all but scores and source indices
+        if stream.slots == stream.max_slots:
+            assert stream.kv_bytes == sum(each.nbytes for each in counted)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_survivors_are_the_same_integers_after_fifty_evictions(bits):
+    model, policy, ids = tiny.llama(layers=1), make_policy("h2o", 24, sinks=2, recent=6), tiny.tokens(150)
+    first: dict = {}  # by head and token: the eviction before which it was quantised, and its codes and scales
+    with Stream(model, policy, chunk=2, kv_bits=bits) as stream:
+        for start in range(0, 150, 2):
+            stream.feed(ids[:, start : start + 2])
+            (layer,) = stream.cache.slots
+            parts = [t[0].float() for p in (layer.packed_keys, layer.packed_values) for t in (p.codes, p.scales)]
+            rows = torch.cat([part.flatten(2) for part in parts], dim=-1)
+            tokens = layer.source_index[0, :, 2 : 2 + rows.shape[1]]
+            for head in range(2):
+                for token, row in zip(tokens[head].tolist(), rows[head].tolist(), strict=True):
+                    assert first.setdefault((head, token), (stream.evictions, row))[1] == row
+        assert max(stream.evictions - first[0, token][0] for token in tokens[0].tolist()) >= 50
+
+
+def test_at_eight_bits_the_slots_hold_what_the_model_gave_but_for_rounding():
+    """The last layer's slots against those of a run at full width: it has no layer below that was quantised."""
+    model, policy, ids = tiny.llama(layers=1), make_policy("h2o", 24), tiny.tokens(90)
+    with Stream(model, policy, chunk=6) as exact, Stream(model, policy, chunk=6, kv_bits=8) as rounded:
+        feed(exact, ids[:, :24], 6), feed(rounded, ids[:, :24], 6)
+        one, other = exact.cache.slots[0], rounded.cache.slots[0]
+        assert torch.equal(one.source_index[:, :, :24], other.source_index[:, :, :24])
+        for plain, back in zip(one.valid(), other.valid(), strict=True):
+            assert 0 < (plain - back).abs().max() < 0.02 * plain.abs().max()
+            middle = slice(policy.sinks, policy.cache - policy.recent)
+            assert torch.equal(plain[:, :, : middle.start], back[:, :, : middle.start])
+            assert torch.equal(plain[:, :, middle.stop :], back[:, :, middle.stop :])
+
+
+def test_more_bits_are_nearer_to_the_losses_of_sixteen():
+    model, policy, ids = tiny.llama(), make_policy("streamh2o", 40), tiny.tokens(200)
+    exact, eight, four = (tiny.stream_losses(model, policy, ids, 8, kv_bits=bits) for bits in (16, 8, 4))
+    assert torch.equal(exact, tiny.stream_losses(model, policy, ids, 8))
+    assert 0 < (eight - exact).abs().mean() < (four - exact).abs().mean() / 4
+
+
+@pytest.mark.parametrize("policy", ["streamingllm", "local", "full", "recompute"])
+def test_a_policy_without_hitters_has_nothing_to_quantise(policy):
+    model, made, ids = tiny.llama(), make_policy(policy, 20), tiny.tokens(60)
+    got = tiny.stream_losses(model, made, ids, 8, kv_bits=4)
+    assert torch.equal(got, tiny.stream_losses(model, made, ids, 8))
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_every_family_streams_a_batch_as_if_each_were_alone(family):
+    model, ids, made = tiny.FAMILIES[family](), tiny.tokens(70, batch=2), make_policy("streamh2o", 20)
+    both = tiny.stream_losses(model, made, ids, 8, kv_bits=8)
+    for row in range(2):
+        alone = tiny.stream_losses(model, made, ids[row : row + 1], 8, kv_bits=8)
+        assert torch.allclose(both[row], alone[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("stop", [8, 16, 40])
+@pytest.mark.parametrize("policy", [make_policy("streamh2o", 20), make_policy("h2-only", 20, sinks=0)])
+def test_a_stream_goes_on_from_its_state_with_the_same_digits(policy, bits, stop):
+    model, ids = tiny.llama(), tiny.tokens(96)
+    whole = tiny.stream_losses(model, policy, ids, 8, kv_bits=bits)
+    with Stream(model, policy, chunk=8, kv_bits=bits) as first:
+        head = feed(first, ids[:, :stop], 8)
+        tensors, counts = first.state()
+    with Stream(model, policy, chunk=8, kv_bits=bits) as second:
+        second.load_state({k: v.clone() for k, v in tensors.items()}, counts)
+        tail = feed(second, ids[:, stop:], 8)
+    assert torch.equal(torch.cat([head, tail], 1), whole)
+
+
+def test_a_state_of_another_width_or_damaged_is_refused():
+    model, made = tiny.llama(), make_policy("h2o", 20)
+    with Stream(model, made, chunk=8, kv_bits=4) as stream:
+        feed(stream, tiny.tokens(40), 8)
+        tensors, counts = stream.state()
+    for bits in (16, 8):
+        with Stream(model, made, chunk=8, kv_bits=bits) as other, pytest.raises(UserError, match="damaged"):
+            other.load_state(tensors, counts)
+    for name in [name for name in tensors if name.startswith("layer1.")]:
+        cut = {**tensors, name: tensors[name][:, :1]}
+        with Stream(model, made, chunk=8, kv_bits=4) as other, pytest.raises(UserError, match="damaged"):
+            other.load_state(cut, counts)
+        if name != "layer1.keys":  # its lack ends the cache
+            with Stream(model, made, chunk=8, kv_bits=4) as other, pytest.raises(UserError, match=f"lacks {name};"):
+                other.load_state({each: tensors[each] for each in tensors if each != name}, counts)
+
+
+def test_a_probe_leaves_no_trace_though_longer_than_a_chunk():
+    model, ids, policy = tiny.llama(), tiny.tokens(64), make_policy("h2o", 20)
+    plain = tiny.stream_losses(model, policy, ids, 8, kv_bits=8)
+    with Stream(model, policy, chunk=8, kv_bits=8) as stream:
+        parts = []
+        for start in range(0, 64, 8):
+            parts.append(stream.feed(ids[:, start : start + 8]).losses)
+            stream.probe(tiny.tokens(13, seed=start), lambda layer, p: None)
+    assert torch.equal(torch.cat(parts, 1), plain)
+
+
+def test_what_it_cannot_do_is_refused_by_name():
+    model, policy = tiny.llama(), make_policy("h2o", 20)
+    with pytest.raises(UsageError, match="--kv-bits is 5; it must be 16, 8 or 4"):
+        Stream(model, policy, chunk=8, kv_bits=5)
+    with pytest.raises(UsageError, match=r"--kv-bits 8 .* --evict token"):
+        Stream(model, policy, chunk=8, kv_bits=8, evict="token")
+    with pytest.raises(UsageError, match="kv_bits is for a Stream"):
+        StreamCache.for_model(model, cache=20, kv_bits=8)
+
+
+def test_a_cache_that_fits_only_as_integers_is_let_in_and_one_that_does_not_is_told_the_sum(monkeypatch):
+    model, policy = tiny.llama(positions=2048), make_policy("h2o", 1000, sinks=4, recent=96)
+    slot, packed = 2 * 8 * 4 + 12, 2 * (8 + 4) + 12  # bytes of a key and value of 8 channels, score and index
+    need = 2 * 2 * ((1000 + 8 - 900) * slot + 900 * packed)
+    monkeypatch.setattr("streamh2o.memory.free_bytes", lambda device: need)
+    Stream(model, policy, chunk=8, kv_bits=8).close()
+    with pytest.raises(UserError, match="would fit"):
+        Stream(model, policy, chunk=8)
+    monkeypatch.setattr("streamh2o.memory.free_bytes", lambda device: need - 1)
+    with pytest.raises(UserError, match=r"0\.16 MB .* less 0\.14 MB by --kv-bits 8"):
+        Stream(model, policy, chunk=8, kv_bits=8)
