@@ -1,6 +1,7 @@
 """The scoring core of the harness model: dense while nothing is evicted, budgets by share, no memory between calls."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -162,7 +163,9 @@ def test_generation_is_greedy_transformers_while_nothing_is_evicted_and_stops_at
 def test_generation_goes_on_where_scoring_would(loaded):
     """What is written under a budget is what scoring under the same budget calls greedy."""
     scorer = Scorer(loaded, "h2o", "20%")
-    token = next(t for t in range(len(loaded.tokenizer)) if scorer.loglikelihoods(CONTEXT, [[t]])[0][1])
+    found = scorer.loglikelihoods(CONTEXT, [[token] for token in range(len(loaded.tokenizer))])
+    (token,) = (number for number, (_, is_greedy) in enumerate(found) if is_greedy)
+    assert sum(math.exp(score) for score, _ in found) == pytest.approx(1, abs=1e-3)
     text = scorer.generate(CONTEXT, [], 1, GREEDY)
     assert text == loaded.tokenizer.decode([*CONTEXT, token])[len(loaded.tokenizer.decode(CONTEXT)) :]
 
