@@ -297,6 +297,7 @@ def test_ctrl_c_ends_an_endless_text_with_its_transcript(folder, tmp_path):
         [*command, *options, "--transcript", str(transcript), "--json", str(result)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        bufsize=0,  # else `read` takes more than it gives, which `communicate` then misses
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     ) as process:
