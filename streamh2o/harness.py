@@ -56,6 +56,8 @@ class StreamH2OLM(TemplateLM):
         **settings: Any,
     ) -> None:
         super().__init__()
+        if device == "cuda:0" and not torch.cuda.is_available():
+            device = None  # what the command line of lm-eval says where nobody has said anything
         self.loaded = loaded or load_model(pretrained, dtype, device or "auto", trust_remote_code)
         self.tokenizer = self.loaded.tokenizer
         self.scorer = Scorer(self.loaded, policy, cache, **settings)
