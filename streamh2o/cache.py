@@ -189,7 +189,7 @@ class SlotCache(Cache):
         return self.tokens
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
-        if isinstance(query_length, Tensor):  # before transformers 5.6: the positions of the queries
+        if isinstance(query_length, Tensor):  # as older releases of transformers give it: the positions
             query_length = query_length.shape[0] if query_length.dim() else int(query_length)
         return query_length + self.tokens, 0
 

@@ -347,7 +347,7 @@ def test_the_command_prints_a_table_and_leaves_its_files(folder, tmp_path, capsy
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
-        (("--cache", "16;32"), "not a number of slots"),
+        (("--cache", "16;32"), "not a whole number"),
         (("--policy", ","), "names nothing"),
         (("--cache", "3"), "leaves no slot"),
         (("--cache", "500"), "positions"),

@@ -106,8 +106,8 @@ def compare(
     check_outputs({"--json": json}, [*(source.name for source in sources), model])
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: this is a file; name a folder.")
-    specs = _items(policy, "--policy")
-    columns = make_columns([spec for spec in specs if spec != "full"], _budgets(cache), sinks)
+    specs = opt.items(policy, "--policy")
+    columns = make_columns([spec for spec in specs if spec != "full"], opt.numbers(cache, "--cache"), sinks)
 
     import torch
 
@@ -161,25 +161,6 @@ def compare(
             if finished:
                 _report(finished, complete, out, json, first)
     raise typer.Exit(0 if complete else _INTERRUPTED)
-
-
-def _items(text: str, option: str) -> list[str]:
-    from streamh2o.errors import UsageError
-
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    if not items:
-        raise UsageError(f"{option} {text!r}: names nothing; give one or more, with commas between.")
-    return items
-
-
-def _budgets(text: str) -> list[int]:
-    from streamh2o.errors import UsageError
-
-    items = _items(text, "--cache")
-    for item in items:
-        if not item.isdigit():
-            raise UsageError(f"--cache {text}: {item!r} is not a number of slots; write 256,512,1024.")
-    return sorted({int(item) for item in items})
 
 
 def _too_long(text: ReadText, trained: int) -> str:

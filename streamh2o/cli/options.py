@@ -281,5 +281,5 @@ def numbers(text: str, option: str) -> list[int]:
     """The whole numbers that `option` lists, in ascending order, each once. Raises UsageError for anything else."""
     for part in items(text, option):
         if not part.isdecimal() or int(part) < 1:
-            raise UsageError(f"{option} {text}: {part!r} is not a whole number above 0; write 5,30,50.")
+            raise UsageError(f"{option} {text}: {part!r} is not a whole number above 0; write 256,512.")
     return sorted({int(part) for part in items(text, option)})
