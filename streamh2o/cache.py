@@ -133,7 +133,46 @@ def take_appended() -> Owners:
     return owners
 
 
-class SlotCache(Cache):
+class FixedCache(Cache):
+    """What models of `transformers` ask any cache of ours, be it for a stream or for `generate`.
+
+    tokens: columns of the batch that went through so far (not slots). layers_count: the model's layers.
+    """
+
+    tokens: int
+    layers_count: int
+
+    def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
+        return self.tokens
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
+        if isinstance(query_length, Tensor):  # as older releases of transformers give it: the positions
+            query_length = query_length.shape[0] if query_length.dim() else int(query_length)
+        return query_length + self.tokens, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.tokens
+
+    def get_max_cache_shape(self, *args: Any, **kwargs: Any) -> int:
+        return -1
+
+    get_max_length = get_max_cache_shape
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False] * self.layers_count
+
+    is_linear = is_dummy = is_sliding
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return self.layers_count
+
+
+class SlotCache(FixedCache):
     """The KV cache that a model of `transformers` is given: fixed size, whatever the length of the stream.
 
     policy: who survives an eviction. rotary: the model's angles. chunk: most tokens of one pass.
@@ -183,36 +222,6 @@ class SlotCache(Cache):
         layer.append(key_states, value_states, self.tokens)
         tell_appended([(self, layer)])
         return layer.valid()
-
-    def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
-        """Tokens of the stream so far (not slots)."""
-        return self.tokens
-
-    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
-        if isinstance(query_length, Tensor):  # as older releases of transformers give it: the positions
-            query_length = query_length.shape[0] if query_length.dim() else int(query_length)
-        return query_length + self.tokens, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.tokens
-
-    def get_max_cache_shape(self, *args: Any, **kwargs: Any) -> int:
-        return -1
-
-    get_max_length = get_max_cache_shape
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        return [False] * self.layers_count
-
-    is_linear = is_dummy = is_sliding
-
-    def __len__(self) -> int:
-        return self.layers_count
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
 
     # Eviction
 

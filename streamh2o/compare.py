@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -16,7 +15,7 @@ import numpy as np
 from streamh2o import __version__
 from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt
-from streamh2o.outputs import write_whole
+from streamh2o.outputs import make_folder, write_whole
 from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.progress import Observer
 from streamh2o.replay import ReadText, Replay
@@ -122,12 +121,7 @@ class Cells:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UserError(f"{folder}: can't be written to ({reason}); choose another --out.") from None
+        make_folder(folder)
         self.folder = folder
 
     def _stem(self, text: ReadText, column: Column, key: str) -> str:

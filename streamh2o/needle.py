@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,7 @@ from streamh2o import __version__
 from streamh2o.answer import Answer, answer_questions
 from streamh2o.asking import ask_stream, ask_with_all
 from streamh2o.compare import make_columns
-from streamh2o.errors import UsageError, UserError
+from streamh2o.errors import UsageError
 from streamh2o.interrupt import Interrupt
 from streamh2o.outputs import write_whole
 from streamh2o.policies import Policy
@@ -102,16 +101,6 @@ def make_methods(specs: Sequence[str], cache: int) -> list[Method]:
             if methods[-1].policy is not None and methods[-1].policy.recomputes:
                 raise UsageError(f"--policy {spec}: keeps nothing that could be asked; leave it out.")
     return methods
-
-
-def make_folder(out: Path) -> None:
-    """Make the folder for cells, and see that it can be written to. Raises UserError where it can't."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{out}: can't be written to ({reason}); choose another --out.") from None
 
 
 def evaluate(

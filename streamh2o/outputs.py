@@ -223,3 +223,13 @@ def _npy_header(count: int) -> bytes:
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count},), }}".encode()
     prefix = b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little")
     return prefix + text.ljust(_NPY_HEADER - 11) + b"\n"
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, and see that it can be written to before hours are spent. Raises UserError where it can't."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{folder}: can't be written to ({reason}); choose another --out.") from None

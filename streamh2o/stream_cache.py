@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from streamh2o.architectures import learned_positions, positions_for, require_supported
-from streamh2o.cache import tell_appended
+from streamh2o.cache import FixedCache, tell_appended
 from streamh2o.decoding import DecodingCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.hooks import hook, unhook
@@ -40,7 +39,7 @@ def _cut(groups: list[DecodingCache], row: int | None, start: int, end: int, chu
     return [Piece(groups, row, first, min(first + chunk, end)) for first in range(start, end, chunk)]
 
 
-class StreamCache(Cache):
+class StreamCache(FixedCache):
     """What `model.generate(..., past_key_values=cache)` takes in place of the cache that grows. Made by `for_model`.
 
     The rows of a batch stand side by side while they have the same length, else (left padding) each has slots of its
@@ -262,40 +261,11 @@ class StreamCache(Cache):
         tell_appended(list(groups))
         return key_states, value_states
 
-    def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
-        """Columns of the batch that went through so far (not slots)."""
-        return self.tokens
-
-    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
-        length = query_length if isinstance(query_length, int) else len(query_length)
-        return length + self.tokens, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.tokens
-
-    def get_max_cache_shape(self, *args: Any, **kwargs: Any) -> int:
-        return -1
-
-    get_max_length = get_max_cache_shape
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        return [False] * self.layers_count
-
-    is_linear = is_dummy = is_sliding
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
-    is_croppable = is_compileable
+    is_croppable = FixedCache.is_compileable
 
     @property
     def is_initialized(self) -> bool:
         return bool(self.groups)
-
-    def __len__(self) -> int:
-        return self.layers_count
 
     def __repr__(self) -> str:
         return f"StreamCache(policy={self.policy}, slots={self.slots}, tokens={self.tokens})"

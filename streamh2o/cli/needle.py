@@ -103,7 +103,7 @@ def needle(
     """
     from streamh2o.errors import UsageError
     from streamh2o.needle import make_methods
-    from streamh2o.outputs import check_outputs
+    from streamh2o.outputs import check_outputs, make_folder
 
     check_outputs({"--json": json}, [*inputs, *(haystack or []), model])
     if out.exists() and not out.is_dir():
@@ -121,7 +121,7 @@ def needle(
     from streamh2o.interrupt import Interrupt
     from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
-    from streamh2o.needle import evaluate, make_folder
+    from streamh2o.needle import evaluate
     from streamh2o.report.live import make_display
     from streamh2o.run import RunOptions
     from streamh2o.sources import open_inputs
