@@ -41,4 +41,4 @@ def test_text_written_across_evictions_is_likely_to_the_whole_model_and_without_
     losses = {policy: written(loaded, ids, policy) for policy in ("streamh2o", "h2o", "streamingllm", "local")}
     for policy in ("streamh2o", "h2o", "streamingllm"):
         assert losses[policy] < 3.5, losses
-        assert losses[policy] < losses["local"] - 1, losses
+        assert losses[policy] < losses["local"] - 0.4, losses
