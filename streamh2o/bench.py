@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamh2o.attention import attend_and_sum, rotated
+from streamh2o.attention import attend_and_sum
 from streamh2o.head import losses
 from streamh2o.policies import make_policy
+from streamh2o.positions import rotated
 from streamh2o.stream import Stream
 
 LIMIT = "linear layers alone"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamh2o.attention import NAME, attach, detach
+from streamh2o.attachment import NAME, attach, detach
 from streamh2o.errors import UsageError, UserError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from streamh2o.attention import Branches
 from streamh2o.errors import UsageError
 from streamh2o.head import logits_function, losses
+from streamh2o.positions import Branches
 from streamh2o.prompts import Prompter
 
 if TYPE_CHECKING:

@@ -13,12 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from streamh2o.architectures import learned_positions, positions_for, require_supported
-from streamh2o.attention import Branches, attach, detach
+from streamh2o.attachment import attach, detach
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.head import logits_function, losses
 from streamh2o.memory import require_memory
 from streamh2o.policies import Policy
+from streamh2o.positions import Branches
 from streamh2o.quantised import quantise_slots, require_bits
 from streamh2o.rotary import Rotary
 from streamh2o.token_eviction import attend_and_evict, require_token_eviction

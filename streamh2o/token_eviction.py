@@ -12,10 +12,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from streamh2o.attention import attend_and_sum, column_sums, rotated
+from streamh2o.attention import attend_and_sum, column_sums
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy
+from streamh2o.positions import rotated
 from streamh2o.token_scan import attend_scan, products, scan_rows
 
 BAND_ROWS = 64  # queries at a time where the evictions are known beforehand

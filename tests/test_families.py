@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from streamh2o.architectures import REFUSED, SUPPORTED
-from streamh2o.attention import beyond_window, in_cache_positions
 from streamh2o.errors import UserError
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
+from streamh2o.positions import beyond_window, in_cache_positions
 from streamh2o.rotary import RotaryTable
 from streamh2o.selftest import plain
 from streamh2o.stream import Stream, cache_argument

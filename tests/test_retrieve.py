@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamh2o.attention import Branches
 from streamh2o.head import losses
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
+from streamh2o.positions import Branches
 from streamh2o.prompts import Prompter, plain_ids
 from streamh2o.retrieve import Part, Retriever, _groups, likelihoods
 from streamh2o.stream import Stream

@@ -120,7 +120,7 @@ def test_slots_are_the_tokens_seen_or_the_budget_and_hold_what_the_policy_says(c
 
 def test_after_ten_thousand_evictions_a_rotated_key_equals_a_fresh_rotation():
     """Keys are kept un-rotated, so a slot is turned once, however long it has been there."""
-    from streamh2o.attention import rotated
+    from streamh2o.positions import rotated
 
     model, policy = tiny.llama(layers=1), make_policy("h2o", 8, sinks=2, recent=3)
     with Stream(model, policy, chunk=1) as stream:

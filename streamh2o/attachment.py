@@ -1,0 +1,138 @@
+"""How a model of `transformers` comes to use our attention, and gets its own back."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from streamh2o.attention import attend, attend_and_sum, column_sums
+from streamh2o.cache import LayerSlots, SlotCache, take_appended
+from streamh2o.errors import UserError
+from streamh2o.policies.base import Policy
+from streamh2o.positions import Branches, beyond_window, rotated
+
+NAME = "streamh2o"
+
+
+@lru_cache(maxsize=8)
+def _single(policy: Policy, device: torch.device) -> Tensor:
+    """`policy.query_weights` of a single token, which decoding would ask for in every layer."""
+    return policy.query_weights(1, device)
+
+
+def _attend_and_score(
+    cache: SlotCache,
+    layer: LayerSlots,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    hidden: Tensor | None,
+    softcap: float | None,
+) -> Tensor:
+    """The output [batch, heads, C, head_dim]; what the slots received goes to the layer's scores."""
+    policy, chunk = cache.policy, query.shape[2]
+    weights = None
+    if policy.scored:
+        weights = _single(policy, query.device) if chunk == 1 else policy.query_weights(chunk, query.device)
+    newest_weights = policy.newest_weights(chunk, query.device)
+    if newest_weights is None:
+        output, sums = attend_and_sum(query, keys, values, weights, policy.far, hidden, softcap)
+    else:
+        output, probabilities = attend(query, keys, values, None, hidden, softcap)
+        sums = None if weights is None else column_sums(probabilities, weights, policy.far)
+        layer.newest = column_sums(probabilities, newest_weights)
+    if sums is not None:
+        if (fade := policy.fade(chunk)) != 1:
+            layer.scores.narrow(2, 0, layer.used).mul_(fade)
+        layer.scores.narrow(2, 0, sums.shape[-1]).add_(sums)
+    return output
+
+
+_UNKNOWN = {"s_aux", "position_bias", "alibi", "head_mask"}  # what would change the result and is not dealt with
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What `transformers` calls in place of its own attention, right after `SlotCache.update` of the same layer."""
+    for name in _UNKNOWN.intersection(kwargs):
+        if kwargs[name] is not None:
+            raise UserError(f"{type(module).__name__} gives its attention '{name}', which streamh2o does not know.")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    owners = take_appended()
+    if len(owners) == 1:
+        output = _attend(*owners[0], query, scaling, sliding_window, softcap)
+    else:
+        rows = query.split([layer.keys.shape[0] for _, layer in owners])
+        parts = zip(owners, rows, strict=True)
+        output = torch.cat([_attend(*owner, part, scaling, sliding_window, softcap) for owner, part in parts])
+    return output.transpose(1, 2), None
+
+
+def _attend(
+    cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """The output [batch, heads, C, head_dim] of one layer for the rows that `cache` holds."""
+    chunk = query.shape[2]
+    if cache.evicting is not None and cache.probe is None:
+        if softcap or window or layer.table is None:
+            what = "soft-capping" if softcap else "a sliding window" if window else "layers that don't rotate"
+            raise UserError(f"--evict token can't follow a model with {what}; use --chunk 1 for the same losses.")
+        output = cache.evicting(cache, layer, query, scaling)
+        cache.layer_done(layer, chunk)
+        return output
+    branches = cache.probe if isinstance(cache.probe, Branches) else None
+    queries, keys = rotated(cache, layer, query, scaling, branches)
+    values = layer.valid()[1]
+    hidden = beyond_window(cache, layer, chunk, window, branches)
+    if cache.probe is not None:
+        mask = None if branches is None else branches.mask
+        output, probabilities = attend(queries, keys, values, mask, hidden, softcap)
+        cache.probe(layer, probabilities)
+    else:
+        output = _attend_and_score(cache, layer, queries, keys, values, hidden, softcap)
+    cache.layer_done(layer, chunk)
+    return output
+
+
+AttentionInterface.register(NAME, attention_forward)
+AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+
+_attached: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Let `model` use this attention until `detach`; calls nest."""
+    depth, original = _attached.get(model, (0, model.config._attn_implementation))
+    if depth == 0:
+        model.set_attn_implementation(NAME)
+        if model.config._attn_implementation != NAME:
+            raise UserError(
+                f"{type(model).__name__} computes attention itself in the installed transformers and lets no other be "
+                "chosen, so it cannot be run; a newer transformers may."
+            )
+    _attached[model] = (depth + 1, original)
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Give `model` back the attention it had before the first `attach`."""
+    depth, original = _attached.get(model, (0, ""))
+    if depth > 1:
+        _attached[model] = (depth - 1, original)
+    elif depth == 1:
+        del _attached[model]
+        model.set_attn_implementation(original)
