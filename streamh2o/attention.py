@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from streamh2o import kernel
+
 
 @lru_cache(maxsize=8)
 def _future(chunk: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -125,6 +127,8 @@ def attend_and_sum(
 ) -> tuple[Tensor, Tensor | None]:
     """Output [batch, heads, C, head_dim], and the column sums where `weights` [C] are given, by the faster way."""
     plain = hidden is None and not softcap
+    if plain and kernel.takes_queries(query):
+        return kernel.attend_and_sum(query, keys, values, weights, far)
     if plain and query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[2] >= 16:
         return attend_blocked(query, keys, values, weights, far)
     output, probabilities = attend(query, keys, values, None, hidden, softcap)

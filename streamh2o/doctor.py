@@ -28,10 +28,11 @@ class Finding:
     good: bool = True
 
 
-def examine(model: str, dtype: str, device: str, threads: int) -> Iterator[Finding]:
+def examine(model: str, dtype: str, device: str, kernel: str) -> Iterator[Finding]:
     """Every check in turn; one that fails does not keep the others from running."""
     yield from _each("versions", check_versions)
-    yield from _each("threads", lambda: check_threads(threads))
+    yield from _each("threads", check_threads)
+    yield from _each("kernel", partial(check_kernel, kernel))
     yield from _each("models", check_models)
     loaded: list[Loaded] = []
     yield from _each("model", lambda: _load(model, dtype, device, loaded))
@@ -67,11 +68,22 @@ def check_versions(package: str = "streamh2o") -> Iterator[Finding]:
         yield Finding(needed.name, f"{version}, supported: {needed.specifier}", good)
 
 
-def check_threads(threads: int) -> Iterator[Finding]:
+def check_threads() -> Iterator[Finding]:
     """How many processor cores are used, of how many."""
     import os
 
-    yield Finding("threads", f"{threads}, of {os.cpu_count()} processors that the system shows")
+    import torch
+
+    yield Finding("threads", f"{torch.get_num_threads()}, of {os.cpu_count()} processors that the system shows")
+
+
+def check_kernel(name: str) -> Iterator[Finding]:
+    """How a CPU attends from here on."""
+    from streamh2o.kernel import choose
+
+    said: list[str] = []
+    chosen = choose(name, said.append)
+    yield Finding("kernel", "; ".join([chosen, *(line.removeprefix("kernel: ") for line in said)]))
 
 
 def check_models() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streamh2o import kernel
 from streamh2o.cache import LayerSlots, SlotCache
 
 
@@ -58,6 +59,19 @@ class Branches:
         """Nothing: what counts are the hidden states."""
 
 
+def _spread(layer: LayerSlots, runs: Sequence[tuple[int, int, Any]]) -> Tensor:
+    """The position of every slot, [batch or 1, kv_heads or 1, used], from runs as of `in_cache_positions`."""
+    parts = []
+    for start, end, at in runs:
+        if isinstance(at, int):
+            at = torch.arange(at, at + end - start, device=layer.source_index.device)
+        parts.append(at if at.dim() == 3 else at.view(1, 1, -1))
+    if len(parts) == 1:
+        return parts[0]
+    rows = max((part.shape[:2] for part in parts), key=math.prod)
+    return torch.cat([part.expand(*rows, -1) for part in parts], dim=2)
+
+
 def rotated(
     cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, branches: Branches | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -73,6 +87,11 @@ def rotated(
         newest = first + branches.offsets
         start, end, position = runs[-1]
         runs[-1:] = [(start, end - chunk, position), (end - chunk, end, newest)]
+    if kernel.takes(query):
+        own = torch.arange(first, first + chunk, device=query.device) if branches is None else newest
+        style = rotary.style == "interleaved"
+        queries = kernel.rotate(query, own.view(1, 1, -1), rotary.cos, rotary.sin, scaling, style)
+        return queries, kernel.rotate(layer.valid()[0], _spread(layer, runs), rotary.cos, rotary.sin, 1.0, style)
     queries = rotary.rotate(query, rotary.cos[newest], rotary.sin[newest], scaling)
     parts, keys = [], layer.valid()[0]
     for start, end, position in runs:
@@ -97,11 +116,6 @@ def beyond_window(
         return None
     device = layer.source_index.device
     queries = first + (torch.arange(chunk, device=device) if branches is None else branches.offsets)
-    places = layer.source_index[:, :, : layer.used].clone()  # [batch, kv_heads, n + C]
-    for start, end, position in runs:
-        run = position
-        if isinstance(position, int):
-            run = torch.arange(position, position + end - start, device=device)
-        places[:, :, start:end] = run
+    places = _spread(layer, runs).expand(*layer.source_index.shape[:2], -1).clone()
     places[:, :, layer.used - chunk :] = queries
     return (queries[:, None] - places[:, :, None, None, :]) >= window

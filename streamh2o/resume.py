@@ -45,7 +45,10 @@ class Pace:
 def describe(
     sources: Sequence[Source], policy: Policy, options: RunOptions, model: tuple[str, str], place: dict[str, Any]
 ) -> dict[str, Any]:
-    """All that the losses depend on, JSON-able. model: its name and fingerprint. place: dtype, device, threads."""
+    """All that the losses depend on, JSON-able.
+
+    model: its name and fingerprint. place: dtype, device, threads, kernel.
+    """
     from streamh2o.versions import versions
 
     knobs = {each.name: getattr(policy, each.name) for each in fields(policy)}
@@ -179,13 +182,14 @@ class Keeper:
             ) from None
         return body
 
-    def place(self, dtype: str, device: str, threads: int | None) -> tuple[str, str, int | None]:
+    def place(self, dtype: str, device: str, threads: int | None, kernel: str) -> tuple[str, str, int | None, str]:
         """What was left to be chosen is what was chosen at the checkpoint."""
         then = self._found.get("options", {})
         return (
             then.get("dtype", dtype) if dtype == "auto" else dtype,
             then.get("device", device) if device == "auto" else device,
             then.get("threads") if threads is None else threads,
+            then.get("kernel", kernel) if kernel == "auto" else kernel,
         )
 
     def check(self, identity: dict[str, Any], outputs: dict[str, Any]) -> None:

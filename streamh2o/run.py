@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from streamh2o import kernel
 from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
@@ -288,6 +289,7 @@ class PerplexityRun:
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": str(self.loaded.device),
             "threads": torch.get_num_threads(),
+            "kernel": kernel.chosen(),
             "tokens": self._tokens,
             "scored": sums.scored,
             "bos": self.reader.bos_added,

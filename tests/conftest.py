@@ -10,3 +10,13 @@ def one_thread():
     except ImportError:
         return
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def plain_torch():
+    """A command that ran in this process may have chosen the compiled kernel; the next test starts without it."""
+    yield
+    import sys
+
+    if "streamh2o.kernel" in sys.modules:
+        sys.modules["streamh2o.kernel"].choose("torch")

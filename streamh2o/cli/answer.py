@@ -60,6 +60,7 @@ def answer(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     cache: Annotated[
         int,
@@ -125,16 +126,14 @@ def answer(
         raise UsageError(f"{input}: {len(sources)} files match, and answers come from one text; name one.")
     check_outputs({"--json": json}, [sources[0].name, model, *([str(questions)] if questions else [])])
 
-    import torch
-
     from streamh2o.answer import answer_questions
+    from streamh2o.cli import processor
     from streamh2o.interrupt import Interrupt
-    from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
     from streamh2o.report.live import make_display
     from streamh2o.run import RunOptions
 
-    torch.set_num_threads(threads or physical_cores())
+    processor.use(threads, kernel)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
     report = _Report(fields, to_stdout=str(json) == "-")

@@ -19,6 +19,7 @@ def bench(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     cache: Annotated[str, typer.Option(metavar="N,N,...", help="Cache sizes.")] = "512,1024,2048",
     policy: Annotated[str, typer.Option(metavar="NAME,...", help="Policies.")] = "streamh2o,h2o,streamingllm",
@@ -41,8 +42,9 @@ def bench(
     import torch
 
     from streamh2o.bench import bench as run
+    from streamh2o.cli import processor
     from streamh2o.errors import UsageError
-    from streamh2o.machine import physical_cores
+    from streamh2o.kernel import chosen
     from streamh2o.models import load_model
     from streamh2o.outputs import check_outputs, write_whole
     from streamh2o.report.tables import count, decimal, table
@@ -52,14 +54,14 @@ def bench(
     except ValueError:
         raise UsageError(f"--cache {cache}: must be whole numbers with commas between them.") from None
     check_outputs({"--json": json}, [model])
-    torch.set_num_threads(threads or physical_cores())
+    processor.use(threads, kernel)
     loaded = load_model(model, dtype, device, trust_remote_code)
     length = max(caches) + 8 * chunk
     vocabulary = loaded.model.config.get_text_config().vocab_size
     ids = torch.randint(0, vocabulary, (1, length), generator=torch.Generator().manual_seed(0))
     result = run(loaded.model, ids, caches, policy.split(","), chunk, rounds)
     result |= {"model": loaded.info(), "dtype": str(loaded.dtype).removeprefix("torch."), "device": str(loaded.device)}
-    result["threads"] = torch.get_num_threads()
+    result |= {"threads": torch.get_num_threads(), "kernel": chosen()}
     if json is not None and str(json) == "-":
         print(codec.dumps(result))
         return
@@ -73,4 +75,5 @@ def bench(
     print()
     gains = [(g["policy"], decimal(g["ratio"], 1)) for g in result["evict_token"]]
     print(table((f"--evict token, cache {min(caches)}", "x --chunk 1"), gains))
-    print(f"\n{model}, {result['dtype']} on {result['device']}, {result['threads']} threads, chunks of {chunk}")
+    how = f"{result['threads']} threads, {result['kernel']} kernel, chunks of {chunk}"
+    print(f"\n{model}, {result['dtype']} on {result['device']}, {how}")

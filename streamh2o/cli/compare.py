@@ -32,6 +32,7 @@ def compare(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     policy: Annotated[
         str,
@@ -109,12 +110,10 @@ def compare(
     specs = opt.items(policy, "--policy")
     columns = make_columns([spec for spec in specs if spec != "full"], opt.numbers(cache, "--cache"), sinks)
 
-    import torch
-
+    from streamh2o.cli import processor
     from streamh2o.compare import check_columns, plan
     from streamh2o.compare import compare as run_cells
     from streamh2o.interrupt import Interrupt
-    from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
     from streamh2o.replay import ReadText
     from streamh2o.report.live import make_display
@@ -131,7 +130,7 @@ def compare(
         evict=evict,
         kv_bits=kv_bits,
     )
-    torch.set_num_threads(threads or physical_cores())
+    processor.use(threads, kernel)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs

@@ -16,6 +16,7 @@ def doctor(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
 ) -> None:
     """Check this machine in seconds: versions, device, number format, memory, models, and whether the losses are right.
 
@@ -33,10 +34,9 @@ def doctor(
     from streamh2o.machine import physical_cores
     from streamh2o.report.visible import visible
 
-    threads = threads or physical_cores()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads or physical_cores())
     wrong = 0
-    for finding in examine(model, dtype, device, threads):
+    for finding in examine(model, dtype, device, kernel):
         wrong += not finding.good
         print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what + ':':13} {visible(finding.line)}", flush=True)
     print(f"{wrong} of these {'is' if wrong == 1 else 'are'} wrong." if wrong else "All is well.")

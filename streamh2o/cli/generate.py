@@ -59,6 +59,7 @@ def generate(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     temperature: Annotated[
         float, typer.Option(metavar="X", rich_help_panel=_SAMPLING, help="Above 1 bolder, below 1 safer; 0 is greedy.")
@@ -139,16 +140,14 @@ def generate(
     inputs = [model] if source is None else [source.name, model]
     check_outputs({"--transcript": transcript, "--json": json}, inputs)
 
-    import torch
-
+    from streamh2o.cli import processor
     from streamh2o.generate import Sampling
-    from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
     from streamh2o.session import Session, run
     from streamh2o.stream_cache import StreamCache
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
-    torch.set_num_threads(threads or physical_cores())
+    processor.use(threads, kernel)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     talk = _talk(loaded, system, cache) if chat else None
     if talk is not None:

@@ -31,6 +31,7 @@ def inspect(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     policy: opt.Policy = "streamh2o",
     cache: opt.Cache = 1024,
@@ -98,11 +99,9 @@ def inspect(
     out = out or Path(_page_name(source.name))
     check_outputs({"--out": out, "--json": json}, [source.name, model])
 
-    import torch
-
+    from streamh2o.cli import processor
     from streamh2o.inspection import inspect_source
     from streamh2o.interrupt import Interrupt
-    from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
     from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
@@ -119,7 +118,7 @@ def inspect(
         allow_special=allow_special,
         per_head=per_head,
     )
-    torch.set_num_threads(threads or physical_cores())
+    processor.use(threads, kernel)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     with Interrupt() as interrupt, make_display(quiet) as display:
         display.begin(source.name)

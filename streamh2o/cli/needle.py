@@ -62,6 +62,7 @@ def needle(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     policy: Annotated[
         str,
@@ -116,10 +117,8 @@ def needle(
     if max(percents) > 100:
         raise UsageError(f"--depths {depths}: a depth is a percentage, at most 100.")
 
-    import torch
-
+    from streamh2o.cli import processor
     from streamh2o.interrupt import Interrupt
-    from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
     from streamh2o.needle import evaluate
     from streamh2o.report.live import make_display
@@ -129,7 +128,7 @@ def needle(
     from streamh2o.trials import cut, fact_trials, task_trials
 
     make_folder(out)
-    torch.set_num_threads(threads or physical_cores())
+    processor.use(threads, kernel)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
 
     def trials() -> list[Trial]:

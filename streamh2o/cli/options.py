@@ -56,6 +56,14 @@ Threads = Annotated[
         help="Processor threads. Digits can differ in the last places between counts.",
     ),
 ]
+Kernel = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|torch|compiled",
+        rich_help_panel=_MODEL,
+        help="How a CPU attends; auto is compiled (for this machine, at first use) where it can be, else torch.",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option("--trust-remote-code", rich_help_panel=_MODEL, help="Run code that the model brings along."),

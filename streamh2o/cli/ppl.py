@@ -39,6 +39,7 @@ def ppl(
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
+    kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
     policy: opt.Policy = "streamh2o",
     cache: opt.Cache = 1024,
@@ -120,13 +121,11 @@ def ppl(
 
         other.refuse_what_it_has_not(ctx, ppl_def)
         ask = other.Ask(ppl_def, context, stride, sources, options, outputs, quiet)
-        raise typer.Exit(other.run(ask, model, dtype, device, threads, trust_remote_code))
+        raise typer.Exit(other.run(ask, model, dtype, device, threads, kernel, trust_remote_code))
     if context is not None or stride is not None:
         raise UsageError("--context and --stride belong to --ppl-def hf, llamacpp or lmeval; a stream has --cache.")
 
-    import torch
-
-    from streamh2o.machine import physical_cores
+    from streamh2o.cli import processor
     from streamh2o.models import load_model
     from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
@@ -142,8 +141,8 @@ def ppl(
     keeper = _open_keeper(plan, checkpoint, checkpoint_every, resume)
     with keeper or nullcontext():
         if keeper is not None:
-            dtype, device, threads = keeper.place(dtype, device, threads)
-        torch.set_num_threads(threads or physical_cores())
+            dtype, device, threads, kernel = keeper.place(dtype, device, threads, kernel)
+        processor.use(threads, kernel)
         if keeper is not None:
             dtype = _check(plan, keeper, model, dtype, device, trust_remote_code)
             if keeper.finished:
@@ -175,6 +174,7 @@ def _check(plan: _Plan, keeper: Keeper, model: str, dtype: str, device: str, tru
     """Before the model is loaded, whether the checkpoint is of this run; returns the dtype that `auto` stands for."""
     import torch
 
+    from streamh2o import kernel
     from streamh2o.hardware import choose_device, choose_dtype
     from streamh2o.model_files import model_folder
     from streamh2o.models import fingerprint, quiet_transformers, tell
@@ -184,7 +184,7 @@ def _check(plan: _Plan, keeper: Keeper, model: str, dtype: str, device: str, tru
     number = str(choose_dtype(dtype, place)).removeprefix("torch.")
     with quiet_transformers():
         folder = model_folder(model, trust_remote_code=trust_remote_code, tell=tell)
-    where = {"dtype": number, "device": str(place), "threads": torch.get_num_threads()}
+    where = {"dtype": number, "device": str(place), "threads": torch.get_num_threads(), "kernel": kernel.chosen()}
     keeper.check(describe(plan.sources, plan.policy, plan.options, (model, fingerprint(folder)), where), plan.outputs)
     return number
 

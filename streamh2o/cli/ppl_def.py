@@ -56,20 +56,21 @@ def refuse_what_it_has_not(ctx: typer.Context, definition: str) -> None:
             raise UsageError(f"{option} belongs to --ppl-def stream; --ppl-def {definition} has none.")
 
 
-def run(ask: Ask, model: str, dtype: str, device: str, threads: int | None, trust_remote_code: bool) -> int:
+def run(
+    ask: Ask, model: str, dtype: str, device: str, threads: int | None, kernel: str, trust_remote_code: bool
+) -> int:
     """Every input in turn, then the results; returns the exit code."""
-    import torch
 
+    from streamh2o.cli import processor
     from streamh2o.definitions import make_definition
     from streamh2o.dense import DefinedRun
     from streamh2o.errors import UserError
     from streamh2o.interrupt import Interrupt
-    from streamh2o.machine import physical_cores
     from streamh2o.models import load_model
     from streamh2o.outputs import LossWriter
     from streamh2o.report.live import make_display
 
-    torch.set_num_threads(threads or physical_cores())
+    processor.use(threads, kernel)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     definition = make_definition(ask.definition, loaded.trained_positions, loaded.tokenizer, ask.context, ask.stride)
     results: list[dict[str, Any]] = []

@@ -1,0 +1,315 @@
+// For a CPU: attention of a chunk over the cache with column sums, the rotation before it, and losses of logits.
+//
+// Attention takes a block of one head's queries at a time: logits, exponentials, output and sums before the block leaves
+// the core's cache. Products are oneDNN's (brgemm: AMX or AVX-512 where the machine has them), sums and exponentials are
+// float32. What the results mean is said by the plain torch functions that these replace: `attention.attend_and_sum`,
+// `RotaryTable.rotate` and `head.losses`.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using Vec = at::vec::Vectorized<float>;
+constexpr int64_t kLanes = Vec::size();
+constexpr int64_t kKeys = 128;    // keys of one product
+constexpr int64_t kQueries = 64;  // queries of a block
+constexpr int64_t kTogether = 8;  // rows whose sums are made at once
+constexpr int64_t kTogetherLogits = 1024;  // logits of a row of the vocabulary taken at once
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// bfloat16 operands of a product have pairs of rows side by side, in four bytes; those of float32 stand alone.
+template <typename T>
+constexpr int64_t kPair = 4 / sizeof(T);
+
+// Keys first .. last of [slots][dim], transposed, to [dim / pair][columns] of four bytes; zeros beyond `slots`.
+void pack_keys(const uint32_t* keys, int64_t stride, int64_t first, int64_t last, int64_t slots, int64_t dim,
+               int64_t columns, uint32_t* packed) {
+  const int64_t end = std::max(first, std::min(last, slots));
+  for (int64_t j = first; j < end; ++j)
+    for (int64_t d = 0; d < dim; ++d) packed[d * columns + j] = keys[j * stride + d];
+  for (int64_t d = 0; d < dim && end < last; ++d) std::fill(packed + d * columns + end, packed + d * columns + last, 0);
+}
+
+// Values first .. last of [slots][dim], to [last / pair][dim] of four bytes; zeros beyond `slots`.
+void pack_values(const float* values, int64_t stride, int64_t first, int64_t last, int64_t slots, int64_t dim,
+                 float* packed) {
+  for (int64_t j = first; j < last; ++j)
+    for (int64_t d = 0; d < dim; ++d) packed[j * dim + d] = j < slots ? values[j * stride + d] : 0.f;
+}
+
+void pack_values(const at::BFloat16* values, int64_t stride, int64_t first, int64_t last, int64_t slots, int64_t dim,
+                 at::BFloat16* packed) {
+  const auto* from = reinterpret_cast<const uint16_t*>(values);
+  auto* to = reinterpret_cast<uint32_t*>(packed);
+  for (int64_t j = first; j < last; j += 2) {
+    const uint16_t *even = from + j * stride, *odd = even + stride;
+    uint32_t* row = to + j / 2 * dim;
+    if (j + 1 < slots) {
+      for (int64_t d = 0; d < dim; ++d) row[d] = even[d] | uint32_t(odd[d]) << 16;
+    } else {
+      for (int64_t d = 0; d < dim; ++d) row[d] = j < slots ? even[d] : 0;
+    }
+  }
+}
+
+// The largest of n floats, a multiple of four vectors; NaN if one of them is.
+float largest_of(const float* row, int64_t n) {
+  Vec most[4] = {Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity)};
+  for (int64_t j = 0; j < n; j += 4 * kLanes)
+    for (int64_t i = 0; i < 4; ++i) most[i] = at::vec::maximum(most[i], Vec::loadu(row + j + i * kLanes));
+  const auto larger = [](Vec& x, Vec& y) { return at::vec::maximum(x, y); };
+  return at::vec::vec_reduce_all<float>(larger, larger(most[0] = larger(most[0], most[1]), most[2] = larger(most[2], most[3])));
+}
+
+// One row of logits, n (a multiple of kKeys) of which the first `seen` count, to e^(logit - largest): in place, and as
+// T in `raised`. Returns their sum, NaN if a logit is.
+template <typename T>
+float raise(float* row, T* raised, int64_t seen, int64_t n) {
+  std::fill(row + seen, row + n, kMinusInfinity);
+  const float largest = largest_of(row, n);
+  Vec total(0.f), other(0.f);
+  for (int64_t j = 0; j < n; j += 2 * kLanes) {
+    Vec x = Vec::loadu(row + j) - Vec(largest), y = Vec::loadu(row + j + kLanes) - Vec(largest);
+    if constexpr (std::is_same_v<T, float>) {
+      x = x.exp();
+      y = y.exp();
+    } else {
+      x = x.fexp_u20();
+      y = y.fexp_u20();
+      at::vec::convert_from_float<T>(x, y).store(raised + j);
+    }
+    x.store(row + j);
+    y.store(row + j + kLanes);
+    total = total + x;
+    other = other + y;
+  }
+  const float sum = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, total + other);
+  return std::isnan(largest) ? largest : sum;
+}
+
+// Add to `sums` what slots receive from a few rows, of which row r counts for the first `seen` + r slots.
+void receive(const float* raised, int64_t stride, const float* weights, const float* totals, int64_t rows, int64_t seen,
+             int64_t reached, float* sums) {
+  float scales[kTogether];
+  for (int64_t r = 0; r < kTogether; ++r) scales[r] = r < rows ? weights[r] / totals[r] : 0.f;
+  int64_t j = 0;
+  if (rows == kTogether) {
+    for (; j + kLanes <= std::min(seen, reached); j += kLanes) {
+      Vec sum = Vec::loadu(sums + j);
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kTogether; ++r)
+        sum = at::vec::fmadd(Vec(scales[r]), Vec::loadu(raised + r * stride + j), sum);
+      sum.store(sums + j);
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = j; i < std::min(seen + r, reached); ++i) sums[i] += scales[r] * raised[r * stride + i];
+}
+
+template <typename T>
+void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const float* weights, int64_t far,
+            Tensor& output, float* sums) {
+  const int64_t batch = query.size(0), heads = query.size(1), chunk = query.size(2), dim = query.size(3);
+  const int64_t kv_heads = keys.size(1), slots = keys.size(2), value_dim = values.size(3);
+  const int64_t group = heads / kv_heads, past = slots - chunk, columns = padded(slots, kKeys);
+  const int64_t reached = std::max<int64_t>(0, slots - far);
+
+  const Tensor packed_keys = at::empty({batch * kv_heads, dim / kPair<T> * columns}, keys.options().dtype(at::kUInt32));
+  const Tensor packed_values = at::empty({batch * kv_heads, columns * value_dim}, keys.options());
+  const int64_t pieces = columns / kKeys;
+  at::parallel_for(0, batch * kv_heads * pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t bh = i / pieces, first = i % pieces * kKeys, b = bh / kv_heads, h = bh % kv_heads;
+      const T* k = keys.const_data_ptr<T>() + b * keys.stride(0) + h * keys.stride(1);
+      const T* v = values.const_data_ptr<T>() + b * values.stride(0) + h * values.stride(1);
+      pack_keys(reinterpret_cast<const uint32_t*>(k), keys.stride(2) / kPair<T>, first, first + kKeys, slots,
+                dim / kPair<T>, columns, packed_keys.data_ptr<uint32_t>() + bh * dim / kPair<T> * columns);
+      pack_values(v, values.stride(2), first, first + kKeys, slots, value_dim,
+                  packed_values.data_ptr<T>() + bh * columns * value_dim);
+    }
+  });
+
+  const int64_t blocks = (chunk + kQueries - 1) / kQueries, threads = at::get_num_threads();
+  const Tensor received = at::zeros({weights ? threads : 0, batch * kv_heads, reached}, keys.options().dtype(at::kFloat));
+  float* const received_data = received.data_ptr<float>();
+  at::parallel_for(0, batch * heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> logits(kQueries * columns), sum(kQueries * value_dim), total(kQueries);
+    std::vector<T> raised(std::is_same_v<T, float> ? 0 : kQueries * columns);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t bh = i / blocks, b = bh / heads, h = bh % heads, kv = b * kv_heads + h / group;
+      const int64_t start = i % blocks * kQueries, rows = std::min(kQueries, chunk - start);
+      const int64_t used = padded(past + start + rows, kKeys);
+      const T* q = query.const_data_ptr<T>() + b * query.stride(0) + h * query.stride(1) + start * query.stride(2);
+      const T* k = reinterpret_cast<const T*>(packed_keys.const_data_ptr<uint32_t>()) + kv * dim * columns;
+      const T* v = packed_values.const_data_ptr<T>() + kv * columns * value_dim;
+      for (int64_t j = 0; j < used; j += kKeys)
+        at::native::cpublas::brgemm(rows, kKeys, dim, query.stride(2), columns, columns, false, q,
+                                    k + j * kPair<T>, logits.data() + j, kPair<T> == 2);
+      for (int64_t r = 0; r < rows; ++r)
+        total[r] = raise(logits.data() + r * columns, raised.data() + (raised.empty() ? 0 : r * columns),
+                         past + start + r + 1, used);
+      const T* probabilities;
+      if constexpr (std::is_same_v<T, float>) {
+        probabilities = logits.data();
+      } else {
+        probabilities = raised.data();
+      }
+      for (int64_t j = 0; j < used; j += kKeys)
+        at::native::cpublas::brgemm(rows, value_dim, kKeys, columns, value_dim, value_dim, j > 0, probabilities + j,
+                                    v + j * value_dim, sum.data(), kPair<T> == 2);
+      T* out = output.data_ptr<T>() + ((b * heads + h) * chunk + start) * value_dim;
+      for (int64_t r = 0; r < rows; ++r) {
+        const float scale = 1.f / total[r];
+        for (int64_t d = 0; d < value_dim; ++d) out[r * value_dim + d] = T(sum[r * value_dim + d] * scale);
+      }
+      if (!weights) continue;
+      float* const mine = received_data + (at::get_thread_num() * batch * kv_heads + kv) * reached;
+      for (int64_t r = 0; r < rows; r += kTogether)
+        receive(logits.data() + r * columns, columns, weights + start + r, total.data() + r,
+                std::min(kTogether, rows - r), past + start + r + 1 - far, reached, mine);
+    }
+    at::native::cpublas::brgemm_release(kPair<T> == 2);
+  });
+  if (weights)
+    for (int64_t t = 0; t < threads; ++t)
+      for (int64_t j = 0; j < batch * kv_heads * reached; ++j)
+        sums[j] += received_data[t * batch * kv_heads * reached + j];
+}
+
+// query [batch, heads, C, dim] rotated and scaled; keys, values [batch, kv_heads, n + C, dim]; weights [C] or none.
+std::tuple<Tensor, Tensor> attend_and_sum(const Tensor& query, const Tensor& keys, const Tensor& values,
+                                          const std::optional<Tensor>& weights, int64_t far) {
+  TORCH_CHECK(query.stride(3) == 1 && keys.stride(3) == 1 && values.stride(3) == 1, "a head must lie in one piece");
+  TORCH_CHECK(query.size(3) % 2 == 0 && keys.stride(2) % 2 == 0, "a head must have an even size");
+  Tensor output = at::empty({query.size(0), query.size(1), query.size(2), values.size(3)}, query.options());
+  const int64_t reached = weights ? std::max<int64_t>(0, keys.size(2) - far) : 0;
+  Tensor sums = at::zeros({keys.size(0), keys.size(1), reached}, query.options().dtype(at::kFloat));
+  const float* w = weights ? weights->const_data_ptr<float>() : nullptr;
+  if (query.scalar_type() == at::kBFloat16) {
+    attend<at::BFloat16>(query, keys, values, w, far, output, sums.data_ptr<float>());
+  } else {
+    attend<float>(query, keys, values, w, far, output, sums.data_ptr<float>());
+  }
+  return {output, sums};
+}
+
+template <bool interleaved>
+void turn(const float* __restrict x, const float* __restrict cos, const float* __restrict sin, int64_t half, float scale,
+          float* __restrict out) {
+  constexpr int64_t step = interleaved ? 2 : 1;    // from one pair to the next
+  const int64_t partner = interleaved ? 1 : half;  // from the first of a pair to the second
+  for (int64_t d = 0; d < half; ++d) {
+    const float first = x[d * step], second = x[d * step + partner], c = cos[d] * scale, s = sin[d] * scale;
+    out[d * step] = first * c - second * s;
+    out[d * step + partner] = second * c + first * s;
+  }
+}
+
+template <typename T, bool interleaved>
+void rotate_rows(const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin, float scale,
+                 Tensor& out) {
+  const int64_t heads = x.size(1), n = x.size(2), dim = x.size(3), half = cos.size(1);
+  const int64_t batch_stride = x.stride(0), head_stride = x.stride(1), stride = x.stride(2);
+  const int64_t of_batch = positions.size(0) == 1 ? 0 : positions.stride(0);
+  const int64_t of_head = positions.size(1) == 1 ? 0 : positions.stride(1), of_slot = positions.stride(2);
+  const T* const rows = x.const_data_ptr<T>();
+  const int64_t* const places = positions.const_data_ptr<int64_t>();
+  const float *const cosines = cos.const_data_ptr<float>(), *const sines = sin.const_data_ptr<float>();
+  T* const results = out.data_ptr<T>();
+  at::parallel_for(0, x.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> from(dim), to(dim);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t b = i / heads, h = i % heads;
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t at = places[b * of_batch + h * of_head + j * of_slot] * half;
+        at::vec::convert(rows + b * batch_stride + h * head_stride + j * stride, from.data(), dim);
+        turn<interleaved>(from.data(), cosines + at, sines + at, half, scale, to.data());
+        for (int64_t d = 2 * half; d < dim; ++d) to[d] = from[d] * scale;
+        at::vec::convert(to.data(), results + (i * n + j) * dim, dim);
+      }
+    }
+  });
+}
+
+// x [batch, heads, n, dim] at `positions` [batch or 1, heads or 1, n]; cos, sin [positions, rotary dim / 2] float32.
+Tensor rotate(const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin, double scale,
+              bool interleaved) {
+  TORCH_CHECK(x.stride(3) == 1 && cos.is_contiguous() && sin.is_contiguous(), "rows must lie in one piece");
+  Tensor out = at::empty(x.sizes(), x.options());
+  const bool half_precision = x.scalar_type() == at::kBFloat16;
+  const auto rows = half_precision ? (interleaved ? rotate_rows<at::BFloat16, true> : rotate_rows<at::BFloat16, false>)
+                                   : (interleaved ? rotate_rows<float, true> : rotate_rows<float, false>);
+  rows(x, positions, cos, sin, scale, out);
+  return out;
+}
+
+template <typename T>
+void losses_of(const Tensor& logits, const Tensor& targets, Tensor& losses) {
+  const int64_t rows = logits.size(0), n = logits.size(1), whole = n / kTogetherLogits * kTogetherLogits;
+  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> part(kTogetherLogits);
+    for (int64_t r = begin; r < end; ++r) {
+      const T* row = logits.const_data_ptr<T>() + r * n;
+      float largest = kMinusInfinity, sum = 0.f;
+      for (int64_t j = 0; j < n; j += kTogetherLogits) {  // the sum is in units of e^largest, which grows as it goes
+        const int64_t count = j < whole ? kTogetherLogits : n - whole;
+        at::vec::convert(row + j, part.data(), count);
+        std::fill(part.begin() + count, part.end(), kMinusInfinity);
+        const float most = std::max(largest, largest_of(part.data(), kTogetherLogits));
+        if (std::isnan(most)) {
+          sum = most;
+          break;
+        }
+        Vec total(0.f);
+        for (int64_t i = 0; i < kTogetherLogits; i += kLanes)
+          total = total + (Vec::loadu(part.data() + i) - Vec(most)).exp();
+        sum = sum * std::exp(largest - most) + at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, total);
+        largest = most;
+      }
+      losses.data_ptr<float>()[r] = std::log(sum) + largest - float(row[targets.const_data_ptr<int64_t>()[r]]);
+    }
+  });
+}
+
+// Cross entropy [rows] of logits [rows, vocabulary], nats, float32.
+Tensor losses(const Tensor& logits, const Tensor& targets) {
+  TORCH_CHECK(logits.is_contiguous() && targets.is_contiguous(), "rows must lie in one piece");
+  Tensor result = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+  if (logits.scalar_type() == at::kBFloat16) {
+    losses_of<at::BFloat16>(logits, targets, result);
+  } else {
+    losses_of<float>(logits, targets, result);
+  }
+  return result;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(streamh2o, library) {
+  library.def("attend_and_sum(Tensor query, Tensor keys, Tensor values, Tensor? weights, int far) -> (Tensor, Tensor)");
+  library.def(
+      "rotate(Tensor x, Tensor positions, Tensor cos, Tensor sin, float scale, bool interleaved) -> Tensor");
+  library.def("losses(Tensor logits, Tensor targets) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
+  library.impl("attend_and_sum", attend_and_sum);
+  library.impl("rotate", rotate);
+  library.impl("losses", losses);
+}
