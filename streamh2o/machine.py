@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from pathlib import Path
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def rss_bytes() -> int:
@@ -104,16 +101,3 @@ def _quota() -> int:
         return max(1, round(int(limit) / int(period)))
     except (OSError, ValueError):
         return sys.maxsize
-
-
-def keep_freed_memory() -> None:
-    """Let glibc hand out freed memory again, instead of returning it to the system and having it cleared each time.
-
-    A pass frees and takes arrays of megabytes in every layer; page faults were a third of its attention.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return  # another C library
-    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-    mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)

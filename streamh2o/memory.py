@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from streamh2o.errors import UserError
 from streamh2o.machine import available_bytes
 from streamh2o.policies import Policy
-from streamh2o.quantised import packed_bytes
+from streamh2o.quantised import packed_bytes, packed_slots
 
 _SCORE_AND_INDEX = 4 + 8  # bytes a slot: float32 and int64
 
@@ -45,7 +45,7 @@ def require_memory(model: PreTrainedModel, policy: Policy, chunk: int, copies: i
     layers, heads, size = slot_bytes(model, copies)
     each = layers * heads * size
     slots = policy.cache + chunk
-    saved = layers * heads * policy.hitters * _saved_bytes(model, kv_bits) if kv_bits < 16 else 0
+    saved = layers * heads * packed_slots(policy) * _saved_bytes(model, kv_bits) if kv_bits < 16 else 0
     if slots * each - saved <= free:
         return
     fits = free // each - chunk

@@ -1,4 +1,4 @@
-"""Slots whose middle, the hitters, is kept as integers of 8 or 4 bits; sinks and recent window stay as they are.
+"""Slots kept as integers of 8 or 4 bits, but for the sinks and the newest tokens, which stay as they are.
 
 After KIVI (arXiv 2402.02750): values are quantised per token, and of the keys, which are un-rotated here, what is
 particular to a channel is kept apart: its mean. (KIVI's scales are shared by 32 neighbouring tokens, which an eviction
@@ -19,7 +19,8 @@ from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy
 
 BITS = (16, 8, 4)
-GROUP = 32  # channels that share a scale, where so many divide the head's
+GROUP = 64  # channels that share a scale, where so many divide the head's
+WINDOW = 64  # newest slots of the recent window that stay as they are
 _ROUNDING = 2**-8  # more than bfloat16 rounds off a number
 
 
@@ -32,12 +33,17 @@ def require_bits(bits: int, evict: str) -> None:
 
 
 def quantise_slots(cache: SlotCache, bits: int) -> None:
-    """Let the still empty `cache` keep its hitters at `bits` bits; a policy that keeps none has nothing to quantise."""
+    """Let the still empty `cache` keep what is older than `WINDOW` at `bits` bits; without a budget, nothing."""
     policy = cache.policy
-    if bits == 16 or not (policy.evicts and policy.hitters):
+    if bits == 16 or not policy.evicts or policy.recomputes:
         return
     scratch = Scratch()
     cache.make_layer = lambda key, value, room: QuantisedSlots(key, value, room, policy, bits, scratch)
+
+
+def packed_slots(policy: Policy) -> int:
+    """How many slots of a full cache are integers."""
+    return policy.cache - policy.sinks - min(policy.recent, WINDOW)
 
 
 def quantise(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -137,15 +143,17 @@ class Scratch:
 
 
 class QuantisedSlots(LayerSlots):
-    """LayerSlots whose `keys` and `values` are only sinks, recent window and the chunk at hand; the rest is packed.
+    """LayerSlots whose `keys` and `values` are only sinks, newest tokens and the chunk at hand; the rest is packed.
 
-    A token is quantised at the end of the pass in which it leaves the window. key, value, capacity: as of LayerSlots.
+    A token is quantised at the end of the pass in which it gets older than the `window` newest. key, value, capacity:
+    as of LayerSlots.
     """
 
     buffers: ClassVar[tuple[str, ...]] = ("scores", "source_index")
 
     def __init__(self, key: Tensor, value: Tensor, capacity: int, policy: Policy, bits: int, scratch: Scratch) -> None:
-        super().__init__(key, value, capacity - policy.hitters)
+        self.window = min(policy.recent, WINDOW)
+        super().__init__(key, value, capacity - packed_slots(policy))
         self.scores = self.scores.new_zeros(*key.shape[:2], capacity)
         self.source_index = self.source_index.new_zeros(*key.shape[:2], capacity)
         self.policy = policy
@@ -199,27 +207,29 @@ class QuantisedSlots(LayerSlots):
         return keys, values
 
     def leave_window(self, sinks: int, recent: int) -> None:
-        leaving = slice(sinks, self._full - recent)
+        leaving, full = slice(sinks, self._full - self.window), self._full
         if leaving.stop <= sinks:
             return
         if not self.centre.numel():
-            self.centre = self.keys[:, :, sinks : self._full].float().mean(dim=2, keepdim=True)
-        full = self._full
+            self.centre = self.keys[:, :, sinks:full].float().mean(dim=2, keepdim=True)
         self.packed_keys.add(self.keys[:, :, leaving].float() - self.centre)
         self.packed_values.add(self.values[:, :, leaving])
         for stored in (self.keys, self.values):
-            stored[:, :, sinks : sinks + recent] = stored[:, :, leaving.stop : full].clone()
+            stored[:, :, sinks : sinks + self.window] = stored[:, :, leaving.stop : full].clone()
         self._forget()
 
     def compact(self, sinks: int, recent: int, chosen: Tensor) -> None:
         self.leave_window(sinks, recent)
+        rows = self.packed_keys.rows
+        older = torch.arange(rows - (recent - self.window), rows, device=chosen.device).expand(*chosen.shape[:2], -1)
+        kept = torch.cat([chosen - sinks, older], dim=2)
         for packed in (self.packed_keys, self.packed_values):
-            packed.keep(chosen - sinks)
+            packed.keep(kept)
         super().compact(sinks, recent, chosen)
         self._forget()
 
     def kv_bytes(self, slots: int) -> int:
-        rows = max(0, slots - self.policy.sinks - self.policy.recent)
+        rows = max(0, slots - self.policy.sinks - self.window)
         per_row = self.packed_keys.row_bytes + self.packed_values.row_bytes
         return super().kv_bytes(slots - rows) + rows * per_row + self.centre.nbytes
 

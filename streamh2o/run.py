@@ -39,7 +39,7 @@ class RunOptions:
 
     chunk and max_tokens in tokens; window in losses. per_head: `kv` keeps slots for each KV head, `query` for each
     query head, as the H2O authors' code does, for so many times the memory. evict: after each `chunk`, or after each
-    `token`. kv_bits: 8 or 4 to quantise hitters. score: whether losses are wanted. The rest: see `TokenReader`.
+    `token`. kv_bits: 8 or 4 to quantise older slots. score: whether losses are wanted. The rest: see `TokenReader`.
     """
 
     chunk: int = 256

@@ -45,7 +45,7 @@ class Stream:
     chunk: most tokens of one forward pass. batch: how many streams run side by side. per_query_head: slots for each
         query head, not each KV head, as in the H2O authors' code, for as many times the memory.
     evict: when what is over the budget goes, after each `chunk` or after each `token`; the latter gives the losses of
-        `chunk=1`, whatever the chunk. kv_bits: 8 or 4 keep the hitters' keys and values as integers (`QuantisedSlots`);
+        `chunk=1`, whatever the chunk. kv_bits: 8 or 4 keep older keys and values as integers (`QuantisedSlots`);
         16 keeps all as the model has them.
     Raises UsageError where cache and chunk together exceed the positions the model was trained on, or where the policy
     cannot evict after every token; UserError where they need more memory than is free.

@@ -1,16 +1,15 @@
-"""How a command uses the processor: threads, the compiled kernel, freed memory."""
+"""How a command uses the processor: threads and the compiled kernel."""
 
 from __future__ import annotations
 
 import torch
 
 from streamh2o import kernel
-from streamh2o.machine import keep_freed_memory, physical_cores
+from streamh2o.machine import physical_cores
 from streamh2o.models import tell
 
 
 def use(threads: int | None, kernel_name: str = "auto") -> None:
     """Compute on so many threads (None: all cores) with the kernel of that name, see `kernel.choose`."""
     torch.set_num_threads(threads or physical_cores())
-    keep_freed_memory()
     kernel.choose(kernel_name, tell)
