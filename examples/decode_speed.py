@@ -1,4 +1,4 @@
-"""A decode step with the cache that grows and with StreamCache, in turn: python examples/decode_speed.py float32
+"""A decode step with the cache that grows and with StreamCache, in turn: python examples/decode_speed.py float32 torch
 
 Processor time of one thread, since other programs may be running; medians of interleaved rounds.
 """
@@ -10,12 +10,13 @@ import time
 import torch
 from transformers import DynamicCache
 
-from streamh2o import StreamCache, load_model
+from streamh2o import StreamCache, kernel, load_model
 from streamh2o.stream import cache_argument
 
 ROUNDS, STEPS = 5, 12
 
 torch.set_num_threads(1)
+kernel.choose(sys.argv[2] if len(sys.argv) > 2 else "auto", print)
 loaded = load_model("smollm2-135m", dtype=sys.argv[1] if len(sys.argv) > 1 else "auto")
 model, config = loaded.model, loaded.model.config
 name, heads = cache_argument(model), config.num_key_value_heads

@@ -27,6 +27,7 @@ using Vec = at::vec::Vectorized<float>;
 constexpr int64_t kLanes = Vec::size();
 constexpr int64_t kKeys = 128;    // keys of one product
 constexpr int64_t kQueries = 64;  // queries of a block
+constexpr int64_t kFew = 4;       // queries that need no blocks
 constexpr int64_t kTogether = 8;  // rows whose sums are made at once
 constexpr int64_t kTogetherLogits = 1024;  // logits of a row of the vocabulary taken at once
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -192,6 +193,59 @@ void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const
         sums[j] += received_data[t * batch * kv_heads * reached + j];
 }
 
+// The same for a few queries, as in decoding: nothing is packed, a key or value is read once for all heads of its group.
+template <typename T>
+void attend_few(const Tensor& query, const Tensor& keys, const Tensor& values, const float* weights, int64_t far,
+                Tensor& output, float* sums) {
+  const int64_t heads = query.size(1), chunk = query.size(2), dim = query.size(3), value_dim = values.size(3);
+  const int64_t kv_heads = keys.size(1), slots = keys.size(2), group = heads / kv_heads, rows = group * chunk;
+  const int64_t past = slots - chunk, reached = std::max<int64_t>(0, slots - far), columns = padded(slots, kKeys);
+  const int64_t width = padded(dim, kLanes), value_width = padded(value_dim, kLanes);
+  at::parallel_for(0, query.size(0) * kv_heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> queries(rows * width), row(std::max(width, value_width)), logits(rows * columns);
+    std::vector<float> sum(rows * value_width), total(rows);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t b = i / kv_heads, kv = i % kv_heads;
+      const T* q = query.const_data_ptr<T>() + b * query.stride(0) + kv * group * query.stride(1);
+      const T* k = keys.const_data_ptr<T>() + b * keys.stride(0) + kv * keys.stride(1);
+      const T* v = values.const_data_ptr<T>() + b * values.stride(0) + kv * values.stride(1);
+      for (int64_t r = 0; r < rows; ++r)  // row r is query r % chunk of the group's head r / chunk
+        at::vec::convert(q + r / chunk * query.stride(1) + r % chunk * query.stride(2), queries.data() + r * width, dim);
+      std::fill(row.begin(), row.end(), 0.f);
+      for (int64_t j = 0; j < slots; ++j) {
+        at::vec::convert(k + j * keys.stride(2), row.data(), dim);
+        for (int64_t r = 0; r < rows; ++r) {
+          Vec dot(0.f);
+          for (int64_t d = 0; d < width; d += kLanes)
+            dot = at::vec::fmadd(Vec::loadu(queries.data() + r * width + d), Vec::loadu(row.data() + d), dot);
+          logits[r * columns + j] = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, dot);
+        }
+      }
+      for (int64_t r = 0; r < rows; ++r)
+        total[r] = raise<float>(logits.data() + r * columns, nullptr, past + r % chunk + 1, columns);
+      std::fill(sum.begin(), sum.end(), 0.f);
+      std::fill(row.begin(), row.end(), 0.f);
+      for (int64_t j = 0; j < slots; ++j) {
+        at::vec::convert(v + j * values.stride(2), row.data(), value_dim);
+        for (int64_t r = 0; r < rows; ++r) {
+          const Vec share(logits[r * columns + j]);
+          for (int64_t d = 0; d < value_width; d += kLanes) {
+            float* const at = sum.data() + r * value_width + d;
+            at::vec::fmadd(share, Vec::loadu(row.data() + d), Vec::loadu(at)).store(at);
+          }
+        }
+      }
+      T* out = output.data_ptr<T>() + (b * heads + kv * group) * chunk * value_dim;
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t d = 0; d < value_dim; ++d) out[r * value_dim + d] = T(sum[r * value_width + d] / total[r]);
+        const int64_t seen = std::min(reached, past + r % chunk + 1 - far);
+        for (int64_t j = 0; weights && j < seen; ++j)
+          sums[i * reached + j] += weights[r % chunk] / total[r] * logits[r * columns + j];
+      }
+    }
+  });
+}
+
 // query [batch, heads, C, dim] rotated and scaled; keys, values [batch, kv_heads, n + C, dim]; weights [C] or none.
 std::tuple<Tensor, Tensor> attend_and_sum(const Tensor& query, const Tensor& keys, const Tensor& values,
                                           const std::optional<Tensor>& weights, int64_t far) {
@@ -201,11 +255,10 @@ std::tuple<Tensor, Tensor> attend_and_sum(const Tensor& query, const Tensor& key
   const int64_t reached = weights ? std::max<int64_t>(0, keys.size(2) - far) : 0;
   Tensor sums = at::zeros({keys.size(0), keys.size(1), reached}, query.options().dtype(at::kFloat));
   const float* w = weights ? weights->const_data_ptr<float>() : nullptr;
-  if (query.scalar_type() == at::kBFloat16) {
-    attend<at::BFloat16>(query, keys, values, w, far, output, sums.data_ptr<float>());
-  } else {
-    attend<float>(query, keys, values, w, far, output, sums.data_ptr<float>());
-  }
+  const bool few = query.size(2) <= kFew, half_precision = query.scalar_type() == at::kBFloat16;
+  const auto way = half_precision ? (few ? attend_few<at::BFloat16> : attend<at::BFloat16>)
+                                  : (few ? attend_few<float> : attend<float>);
+  way(query, keys, values, w, far, output, sums.data_ptr<float>());
   return {output, sums};
 }
 

@@ -20,7 +20,6 @@ from streamh2o.gguf_cache import cache_home
 
 KERNELS = ("auto", "torch", "compiled")
 SOURCE = Path(__file__).with_name("kernel.cpp")
-_LEAST_QUERIES = 16  # below, plain torch is as fast
 
 _types: frozenset[torch.dtype] = frozenset()  # what the kernel that is in use computes; empty: it is not
 
@@ -58,7 +57,7 @@ def takes(x: Tensor) -> bool:
 
 def takes_queries(query: Tensor) -> bool:
     """Whether `attend_and_sum` is for these queries [batch, heads, C, head_dim]."""
-    return takes(query) and query.shape[2] >= _LEAST_QUERIES
+    return takes(query) and (query.shape[2] >= 16 or query.dtype == torch.bfloat16)  # else plain torch is as fast
 
 
 def attend_and_sum(
