@@ -25,6 +25,7 @@ _OF_STREAMS = (
     "positions",
     "per_head",
     "chunk",
+    "batch",
     "evict",
     "kv_bits",
 )
