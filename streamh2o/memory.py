@@ -43,9 +43,14 @@ def require_memory(
     """
     if not policy.evicts:
         return
-    free = free_bytes(model.device)
-    if free is None:
+    devices = {
+        torch.device(place) for place in (getattr(model, "hf_device_map", None) or {}).values() if place != "disk"
+    }
+    devices = devices or {model.device}
+    each_free = [free_bytes(device) for device in devices]
+    if None in each_free:
         return
+    free = sum(part or 0 for part in each_free)
     layers, heads, size = slot_bytes(model, copies)
     each = batch * layers * heads * size
     slots = policy.cache + chunk
@@ -58,9 +63,13 @@ def require_memory(
     less = f", less {_size(saved)} by --kv-bits {kv_bits}" if saved else ""
     raise UserError(
         f"--cache {policy.cache} and --chunk {chunk} need {_size(slots * each - saved)} ({texts}{layers} layers x "
-        f"{heads} heads x {slots} slots x {size} bytes{less}), and {_size(free)} of memory are free on {model.device}; "
-        f"{hint}."
+        f"{heads} heads x {slots} slots x {size} bytes{less}), and {_size(free)} of memory are free on "
+        f"{_names(devices)}; {hint}."
     )
+
+
+def _names(devices: set[torch.device]) -> str:
+    return " and ".join(sorted(map(str, devices)))
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -46,6 +46,15 @@ Device = Annotated[
     str,
     typer.Option(metavar="DEVICE", rich_help_panel=_MODEL, help="auto, cpu, cuda, cuda:N or mps; auto takes a GPU."),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="auto",
+        rich_help_panel=_MODEL,
+        help="Spread the layers over all GPUs, and what does not fit over memory and disk.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

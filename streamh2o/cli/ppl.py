@@ -38,6 +38,7 @@ def ppl(
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    device_map: opt.DeviceMap = None,
     threads: opt.Threads = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     policy: opt.Policy = "streamh2o",
@@ -110,8 +111,9 @@ def ppl(
     check_outputs(outputs, [*(source.name for source in sources), model])
     if resume and checkpoint is None:
         raise UsageError("--resume goes on from a folder; name it with --checkpoint DIR.")
-    if batch > 1 and checkpoint is not None:
-        raise UsageError("--checkpoint saves one input at a time, and --batch reads several; leave one of them out.")
+    if checkpoint is not None and (batch > 1 or device_map is not None):
+        excess = "--batch" if batch > 1 else "--device-map"
+        raise UsageError(f"--checkpoint saves one input on one device; leave it or {excess} out.")
 
     options = RunOptions(
         chunk=chunk,
@@ -159,7 +161,7 @@ def ppl(
                 plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
                 report(plan, keeper.results, keeper.outputs.curves)
                 return
-        loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
         if batch > 1:
             from streamh2o.cli import ppl_batch
 

@@ -28,6 +28,7 @@ _OF_STREAMS = (
     "batch",
     "evict",
     "kv_bits",
+    "device_map",
 )
 _NOT_HERE = (*_OF_STREAMS, "log", "plot", "checkpoint", "checkpoint_every", "resume")
 
