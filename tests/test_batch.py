@@ -1,6 +1,7 @@
 """Inputs side by side give what each gives alone."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from streamh2o.batch import BatchRun
 from streamh2o.errors import UserError
+from streamh2o.interrupt import Interrupt
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.run import RunOptions, run_perplexity
@@ -131,6 +133,34 @@ def test_an_input_that_fails_stops_all_and_what_was_finished_is_there(model, doc
     assert batch.results[2]["nll_sum"] == pytest.approx(alone["nll_sum"], rel=1e-6)
 
 
+def test_an_interrupted_batch_tells_what_it_finished_of_each(model, documents):
+    class Stop(Interrupt):
+        def __init__(self, after):
+            super().__init__()
+            self.after = after
+
+        @property
+        def requested(self):
+            self.after -= 1
+            return self.after < 0
+
+        @requested.setter
+        def requested(self, value):
+            """It is asked, not told."""
+
+        def waiting(self):
+            return nullcontext()
+
+    loaded, policy = load_model(model, dtype="float32", device="cpu"), make_policy("streamh2o", cache=48)
+    sources = open_inputs(documents[3:])
+    batch = BatchRun(loaded, sources, policy, RunOptions(chunk=16), 2)
+    assert len(list(batch.chunks(Stop(after=5)))) == 10
+    for number, result in batch.results.items():
+        alone = run_perplexity(loaded, sources[number], policy, RunOptions(chunk=16, max_tokens=79))  # and a BOS
+        assert (result["complete"], result["tokens"]) == (False, 79)
+        assert result["nll_sum"] == pytest.approx(alone["nll_sum"], rel=1e-6)
+
+
 def test_a_text_too_long_for_full_is_refused_by_name(model, documents):
     loaded = load_model(model, dtype="float32", device="cpu")
     batch = BatchRun(loaded, open_inputs(documents[3:]), make_policy("full", cache=48), RunOptions(chunk=256), 2)
@@ -157,7 +187,7 @@ def test_on_the_command_line_a_batch_changes_the_order_of_nothing(streamh2o, mod
     (alone, losses, _), (together, mixed, out) = written[1], written[3]
     assert [result["input"] for result in together] == [result["input"] for result in alone]
     assert mixed == pytest.approx(losses, abs=2e-5)
-    assert "3.txt" in out
+    assert "3 inputs at a time" in out
 
 
 def test_a_batch_and_a_checkpoint_or_another_definition_are_refused_in_one_sentence(
