@@ -67,12 +67,13 @@ def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
     def call() -> None:
         for layer in layers:
             layer(rows[layer.in_features])
-        _synchronize(model)
+        synchronize(model)
 
     return call
 
 
-def _synchronize(model: PreTrainedModel) -> None:
+def synchronize(model: PreTrainedModel) -> None:
+    """Wait until the model's device has done what it was given."""
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 
@@ -93,7 +94,7 @@ class WarmStream:
             self.at = 0
         self.stream.feed(self.ids[:, self.at : self.at + self.chunk])
         self.at += self.chunk
-        _synchronize(self.stream.model)
+        synchronize(self.stream.model)
 
 
 def stages(warm: WarmStream) -> dict[str, Callable[[], object]]:
@@ -161,7 +162,7 @@ def bench(
 
     def dense() -> None:
         model(piece, use_cache=False)
-        _synchronize(model)
+        synchronize(model)
 
     # The dense pass needs the model's own attention, so it must be timed before any stream is attached.
     baselines = race({LIMIT: contestants[LIMIT], "dense pass over one chunk": (chunk, dense)}, rounds)

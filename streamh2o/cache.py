@@ -217,7 +217,7 @@ class SlotCache(FixedCache):
         if layer_idx == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
             self.slots.append(self.make_layer(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
-            self.slots[-1].table = self.rotary.tables[layer_idx]
+            self.slots[-1].table = self.rotary.table(layer_idx, key_states.device)
         layer = self.slots[layer_idx]
         layer.append(key_states, value_states, self.tokens)
         tell_appended([(self, layer)])
@@ -323,5 +323,5 @@ class SlotCache(FixedCache):
             number += 1
         if tokens and number != self.layers_count:
             raise UserError(f"The saved cache holds {number} layers, the model has {self.layers_count}.")
-        for layer, table in zip(self.slots, self.rotary.tables, strict=False):
-            layer.table = table
+        for number, layer in enumerate(self.slots):
+            layer.table = self.rotary.table(number, layer.keys.device)

@@ -89,7 +89,7 @@ class DecodingCache(SlotCache):
         if number == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
             self.slots.append(RotatedSlots(key, value, room + self.chunk))
-            self.slots[-1].table = self.rotary.tables[number]
+            self.slots[-1].table = self.rotary.table(number, key.device)
         layer = self.slots[number]
         layer.append(key, value, self.tokens)
         return layer

@@ -44,12 +44,12 @@ def losses(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor]) 
     result = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(targets), BLOCK):
         rows = slice(start, start + BLOCK)
-        block = logits(hidden[rows])
+        block, wanted = logits(hidden[rows]), targets[rows]
         if kernel.takes(block):
-            result[rows] = kernel.losses(block, targets[rows])
+            result[rows] = kernel.losses(block, wanted)
             continue
         block = block.float()
-        target = block.gather(1, targets[rows, None])[:, 0]
+        target = block.gather(1, wanted[:, None].to(block.device))[:, 0]  # where `--device-map` put the head
         peak = block.amax(dim=-1, keepdim=True)
         # In place: a second array of this size would cost more in page faults than the exponentials do.
         result[rows] = block.sub_(peak).exp_().sum(dim=-1).log_().add_(peak[:, 0]).sub_(target)

@@ -51,13 +51,15 @@ def chosen() -> str:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernel is in use and computes with tensors such as `x` [..., head_dim]."""
-    return x.dtype in _types and x.device.type == "cpu" and x.shape[-1] % 2 == 0
+    """Whether the kernel is in use and computes with tensors such as `x`."""
+    return x.dtype in _types and x.device.type == "cpu"
 
 
 def takes_queries(query: Tensor) -> bool:
     """Whether `attend_and_sum` is for these queries [batch, heads, C, head_dim]."""
-    return takes(query) and (query.shape[2] >= 16 or query.dtype == torch.bfloat16)  # else plain torch is as fast
+    if not takes(query) or query.shape[3] % 2:
+        return False
+    return query.shape[2] >= 16 or query.dtype == torch.bfloat16  # else plain torch is as fast
 
 
 def attend_and_sum(

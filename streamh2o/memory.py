@@ -32,29 +32,44 @@ def _saved_bytes(model: PreTrainedModel, kv_bits: int) -> int:
     return whole - 2 * packed_bytes(head_dim, kv_bits)
 
 
-def require_memory(model: PreTrainedModel, policy: Policy, chunk: int, copies: int = 1, kv_bits: int = 16) -> None:
+def require_memory(
+    model: PreTrainedModel, policy: Policy, chunk: int, copies: int = 1, kv_bits: int = 16, batch: int = 1
+) -> None:
     """Raise UserError, with the sum and what would fit, where `policy.cache` + `chunk` slots need more than is free.
+
+    copies: slots for each KV head; batch: texts side by side.
 
     A policy that evicts nothing takes memory only as the text grows, so nothing is known of it beforehand.
     """
     if not policy.evicts:
         return
-    free = free_bytes(model.device)
-    if free is None:
+    devices = {
+        torch.device(place) for place in (getattr(model, "hf_device_map", None) or {}).values() if place != "disk"
+    }
+    devices = devices or {model.device}
+    each_free = [free_bytes(device) for device in devices]
+    if None in each_free:
         return
+    free = sum(part or 0 for part in each_free)
     layers, heads, size = slot_bytes(model, copies)
-    each = layers * heads * size
+    each = batch * layers * heads * size
     slots = policy.cache + chunk
-    saved = layers * heads * packed_slots(policy) * _saved_bytes(model, kv_bits) if kv_bits < 16 else 0
+    saved = batch * layers * heads * packed_slots(policy) * _saved_bytes(model, kv_bits) if kv_bits < 16 else 0
     if slots * each - saved <= free:
         return
     fits = free // each - chunk
     hint = f"--cache {fits} would fit" if fits > policy.sinks else "use a smaller model or --chunk"
+    texts = f"{batch} texts x " if batch > 1 else ""
     less = f", less {_size(saved)} by --kv-bits {kv_bits}" if saved else ""
     raise UserError(
-        f"--cache {policy.cache} and --chunk {chunk} need {_size(slots * each - saved)} ({layers} layers x {heads} "
-        f"heads x {slots} slots x {size} bytes{less}), and {_size(free)} of memory are free on {model.device}; {hint}."
+        f"--cache {policy.cache} and --chunk {chunk} need {_size(slots * each - saved)} ({texts}{layers} layers x "
+        f"{heads} heads x {slots} slots x {size} bytes{less}), and {_size(free)} of memory are free on "
+        f"{_names(devices)}; {hint}."
     )
+
+
+def _names(devices: set[torch.device]) -> str:
+    return " and ".join(sorted(map(str, devices)))
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamh2o.architectures import SUPPORTED, require_known, require_supported, trained_positions
-from streamh2o.errors import UserError
+from streamh2o.errors import UsageError, UserError
 from streamh2o.gguf_cache import readable_errors
 from streamh2o.model_files import DEFAULT_MODEL, get_model, list_models, model_folder
 
@@ -77,12 +78,14 @@ def load_model(
     device: str = "auto",
     trust_remote_code: bool = False,
     selftest: bool = True,
+    device_map: str | dict[str, Any] | None = None,
 ) -> Loaded:
     """Load the model called `name`: a named one (smollm2-135m), a Hugging Face folder, a `.gguf` file or a hub id.
 
     dtype: auto (bfloat16 where the device is fast in it), float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N
     or mps. Code that a model brings along runs only with `trust_remote_code`.
-    selftest: try the model on 32 tokens before it is given out.
+    selftest: try the model on 32 tokens before it is given out. device_map: spread the layers over all devices, as
+    `accelerate` does it: auto, or what goes where.
     Raises UserError where the model is not there, not supported or damaged; UsageError for an unknown dtype or device.
     """
     import torch
@@ -94,13 +97,20 @@ def load_model(
     check_transformers(transformers.__version__)
     place = choose_device(device)
     number = choose_dtype(dtype, place)
+    spread = {} if device_map is None else {"device_map": _require_accelerate(device_map, device)}
     with quiet_transformers():
         folder = model_folder(name, trust_remote_code=trust_remote_code, tell=tell)
         how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         config = _config(name, folder, how)
         with readable_errors(f"The model {name}"):
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                str(folder), config=config, dtype=number, use_safetensors=True, output_loading_info=True, **how
+                str(folder),
+                config=config,
+                dtype=number,
+                use_safetensors=True,
+                output_loading_info=True,
+                **spread,
+                **how,
             )
             model, report = loaded
         missing = sorted(report["missing_keys"])
@@ -108,14 +118,33 @@ def load_model(
             raise UserError(f"{name} lacks {len(missing)} of its weights ({missing[0]} for one); get it again.")
         tokenizer = _tokenizer(name, folder, how)
     model.eval().requires_grad_(False)
+    if spread:
+        place = model.device
+        if place.type == "meta":
+            raise UserError(f"{name} does not fit: not even its token embedding has a device; use a smaller model.")
     try:
-        model.to(place)
+        if not spread:
+            model.to(place)
     except torch.OutOfMemoryError as error:
-        raise UserError(f"{name} does not fit on {place}; use a smaller model or --device cpu.") from error
+        raise UserError(
+            f"{name} does not fit on {place}; use a smaller model, --device-map auto or --device cpu."
+        ) from error
     made = Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder))
     if selftest:
         require_same(made)
     return made
+
+
+def _require_accelerate(device_map: str | dict[str, Any], device: str) -> str | dict[str, Any]:
+    if device != "auto":
+        raise UsageError(f"--device {device} puts the model on one device, and --device-map spreads it; leave one out.")
+    if isinstance(device_map, str) and device_map != "auto":
+        raise UsageError(f"--device-map {device_map}: must be auto.")
+    if importlib.util.find_spec("accelerate") is None:
+        raise UserError(
+            "--device-map needs accelerate, which is not installed; install it with: pip install accelerate"
+        )
+    return device_map
 
 
 def load_tokenizer(name: str = DEFAULT_MODEL, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,17 @@ class Rotary:
 
     tables: Sequence[RotaryTable | None]
     positions: int
+    _moved: dict[tuple[int, torch.device], RotaryTable] = field(default_factory=dict, repr=False, compare=False)
+
+    def table(self, layer: int, device: torch.device) -> RotaryTable | None:
+        """How `layer` rotates, on `device`, where its keys lie; layers on one device share what they have in common."""
+        table = self.tables[layer]
+        if table is None or table.cos.device == device:
+            return table
+        key = id(table), device
+        if key not in self._moved:
+            self._moved[key] = replace(table, cos=table.cos.to(device), sin=table.sin.to(device))
+        return self._moved[key]
 
     @classmethod
     def from_model(cls, model: nn.Module, positions: int) -> Rotary:

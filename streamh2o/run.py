@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -84,17 +84,32 @@ def open_reader(
     )
 
 
-def open_stream(loaded: Loaded, policy: Policy, options: RunOptions) -> Stream:
-    """An empty stream as `options` want it. Raises UsageError where policy, options and model do not fit together."""
+def open_stream(loaded: Loaded, policy: Policy, options: RunOptions, batch: int = 1) -> Stream:
+    """An empty stream of `batch` texts as `options` want it.
+
+    Raises UsageError where policy, options and model do not fit together, UserError where memory is short.
+    """
     per_query_head = options.per_head == "query"
     return Stream(
         loaded.model,
         policy,
         chunk=options.chunk,
+        batch=batch,
         per_query_head=per_query_head,
         evict=options.evict,
         kv_bits=options.kv_bits,
     )
+
+
+@contextmanager
+def naming_memory(what: str) -> Iterator[None]:
+    """Raise UserError, which begins with `what`, where the block runs out of memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # of which torch.OutOfMemoryError is one
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise UserError(f"{what}; free some, or use a smaller --chunk, --cache or model.") from error
 
 
 class PerplexityRun:
@@ -171,35 +186,35 @@ class PerplexityRun:
         """Run to the end, or until `interrupt` asks to stop; yields after every chunk."""
         try:
             while not (interrupt and interrupt.requested):
-                with interrupt.waiting() if interrupt else nullcontext():
-                    block = self.reader.read(self.options.chunk)
+                block = self.read(interrupt)
                 if block is None:
-                    self._mark()
-                    self._check_length()
-                    self._check_budget()
-                    self.complete = True
                     return
-                fed = self._feed(torch.from_numpy(block.ids)[None])
-                self.block = block
-                losses = fed.losses[0].float().cpu().numpy()
-                nll = self.perplexity.add(losses)
-                self._mark()
-                yield self._progress(losses, nll)
+                with naming_memory(f"{self.source.name}: out of memory after {self._tokens} tokens"):
+                    fed = self.stream.feed(torch.from_numpy(block.ids)[None], self.options.score)
+                yield self.took(block, fed)
         except Stopped:
             return
         finally:
             self._ended = time.perf_counter()
 
-    def _feed(self, ids: torch.Tensor) -> Fed:
-        try:
-            return self.stream.feed(ids, self.options.score)
-        except (MemoryError, RuntimeError) as error:  # of which torch.OutOfMemoryError is one
-            if isinstance(error, RuntimeError) and "memory" not in str(error):
-                raise
-            raise UserError(
-                f"{self.source.name}: out of memory after {self._tokens} tokens; free some, or use a smaller --chunk, "
-                "--cache or model."
-            ) from error
+    def read(self, interrupt: Interrupt | None = None) -> Block | None:
+        """The next chunk's tokens; None at the end of the input, when the run is complete."""
+        with interrupt.waiting() if interrupt else nullcontext():
+            block = self.reader.read(self.options.chunk)
+        if block is None:
+            self._mark()
+            self._check_length()
+            self._check_budget()
+            self.complete = True
+        return block
+
+    def took(self, block: Block, fed: Fed) -> Progress:
+        """Sum up what the stream made of `block`. Raises UserError where a loss is not a finite number."""
+        self.block = block
+        losses = fed.losses[0].float().cpu().numpy()
+        nll = self.perplexity.add(losses)
+        self._mark()
+        return self._progress(losses, nll)
 
     def _mark(self) -> None:
         """Remember how far the input has been scored: the reader itself may already be beyond, or cut off in a step."""

@@ -29,12 +29,13 @@ class Source:
     open: Callable[[], BinaryIO]
 
 
-def open_inputs(names: Iterable[str | os.PathLike[str]]) -> list[Source]:
+def open_inputs(names: Iterable[str | os.PathLike[str]], rows: bool = False) -> list[Source]:
     """The sources that `names` stand for, in the order given, a glob's files sorted.
 
     A name is a file, a glob (`books/*.txt`, `**` for any depth), `-` for standard input, or
     `hf:DATASET[:CONFIG]:SPLIT[:COLUMN]`. Files ending in .gz and .xz are decompressed. Nothing is read yet, but
     what can be seen to be wrong raises UserError: a missing or unreadable file, a folder, a glob without files.
+    rows: make every row of a data set that holds text a source of its own; then these are read now, and kept.
     """
     sources: list[Source] = []
     for given in names:
@@ -43,6 +44,8 @@ def open_inputs(names: Iterable[str | os.PathLike[str]]) -> list[Source]:
             if any(source.name == "stdin" for source in sources):
                 raise UserError("standard input (-) was named twice, but can be read only once; name it once")
             sources.append(Source("stdin", None, _open_stdin))
+        elif name.startswith("hf:") and rows:
+            sources.extend(_dataset_rows(name))
         elif name.startswith("hf:"):
             sources.append(_dataset(name))
         elif os.path.lexists(name) or not glob.has_magic(name):
@@ -114,7 +117,26 @@ def _open_stdin() -> BinaryIO:
 
 
 def _dataset(name: str) -> Source:
-    """`hf:DATASET[:CONFIG]:SPLIT[:COLUMN]`; of three parts the middle one is the split unless it is a config."""
+    parts = _dataset_parts(name)
+    return Source(
+        name, None, lambda: io.BufferedReader(_Rows(text for text in _documents(name, *parts) if text is not None))
+    )
+
+
+def _dataset_rows(name: str) -> list[Source]:
+    """A source named NAME#ROW, counted from 0, for every row of a data set that holds text."""
+    sources = []
+    for number, document in enumerate(_documents(name, *_dataset_parts(name))):
+        if document:
+            data = document.encode("utf-8", "surrogatepass")
+            sources.append(Source(f"{name}#{number}", len(data), partial(io.BytesIO, data)))
+    if not sources:
+        raise UserError(f"{name}: no row of this data set holds text; check its column")
+    return sources
+
+
+def _dataset_parts(name: str) -> tuple[str, str | None, str, str | None]:
+    """Data set, config, split and column of an `hf:` name; of three parts the middle one is the split or a config."""
     dataset, *rest = name.removeprefix("hf:").split(":")
     if not dataset or not 1 <= len(rest) <= 3 or not all(rest):
         raise UserError(f"{name}: not a dataset; write hf:DATASET[:CONFIG]:SPLIT[:COLUMN], as in hf:pg19:test:text")
@@ -126,7 +148,7 @@ def _dataset(name: str) -> Source:
         config, split, column = rest[0], rest[1], None
     else:
         config, split, column = None, rest[0], rest[1]
-    return Source(name, None, lambda: io.BufferedReader(_Rows(name, dataset, config, split, column)))
+    return dataset, config, split, column
 
 
 class _Rows(io.RawIOBase):
@@ -136,8 +158,8 @@ class _Rows(io.RawIOBase):
     so that it is reported or replaced like any other bad byte.
     """
 
-    def __init__(self, name: str, dataset: str, config: str | None, split: str, column: str | None) -> None:
-        self._documents = _documents(name, dataset, config, split, column)
+    def __init__(self, documents: Iterator[str]) -> None:
+        self._documents = documents
         self._rest = memoryview(b"")
         self._first = True
 
@@ -158,7 +180,8 @@ class _Rows(io.RawIOBase):
         return count
 
 
-def _documents(name: str, dataset: str, config: str | None, split: str, column: str | None) -> Iterator[str]:
+def _documents(name: str, dataset: str, config: str | None, split: str, column: str | None) -> Iterator[str | None]:
+    """The text of each row, None where it has none."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -176,12 +199,9 @@ def _documents(name: str, dataset: str, config: str | None, split: str, column: 
     column = _column(name, first, column)
     while first is not None:
         text = first.get(column)
-        if text is not None:
-            if not isinstance(text, str):
-                raise UserError(
-                    f"{name}: column {column!r} holds {type(text).__name__}, not text; name a column of text"
-                )
-            yield text
+        if text is not None and not isinstance(text, str):
+            raise UserError(f"{name}: column {column!r} holds {type(text).__name__}, not text; name a column of text")
+        yield text
         try:
             first = next(rows, None)
         except Exception as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from streamh2o.architectures import learned_positions, positions_for, require_supported
 from streamh2o.attachment import attach, detach
@@ -88,7 +88,7 @@ class Stream:
         self.trained = trained
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         group = config.num_attention_heads // kv_heads if per_query_head else 1
-        require_memory(model, policy, chunk, group * batch, kv_bits)
+        require_memory(model, policy, chunk, group, kv_bits, batch)
         self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
         quantise_slots(self.cache, kv_bits)
         if evict == "token" and policy.evicts:
@@ -131,6 +131,31 @@ class Stream:
         score: False leaves the losses out, which take a third of the time where the model is small and its vocabulary
         large. Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number.
         """
+        self.require_room(ids)
+        ids = ids.to(self.model.device)
+        hidden = self._read(ids)
+        nll = None
+        if score:
+            before, targets = self.predictions(ids, hidden)
+            nll = losses(before.flatten(0, 1), targets.flatten(), self._logits).view(targets.shape)
+        fed = self.took(hidden, nll)
+        if not torch.isfinite(fed.losses).all():
+            first = int((~torch.isfinite(fed.losses)).any(0).nonzero()[0])
+            raise UserError(
+                f"The loss of token {self.tokens - fed.losses.shape[1] + first} is not a finite number "
+                f"({self.model.dtype}); try --dtype float32."
+            )
+        return fed
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """One forward pass; hidden states [batch, n, hidden_size] of `ids`."""
+        window = self.window(ids)
+        return self.forward(window, self.cache, self.position_ids(window))[:, -ids.shape[1] :]
+
+    # The steps of `feed`, which `feed_together` takes for several streams at once
+
+    def require_room(self, ids: Tensor) -> None:
+        """Raise UserError where `ids` [batch, n] do not fit behind what was read: only where nothing is evicted."""
         if ids.dim() != 2 or ids.shape[0] != self.batch or not 1 <= ids.shape[1] <= self.chunk:
             raise ValueError(f"ids are {tuple(ids.shape)}, expected [{self.batch}, 1..{self.chunk}]")
         if not self.policy.evicts and self.tokens + ids.shape[1] > self.policy.cache:
@@ -138,45 +163,41 @@ class Stream:
                 f"The text is longer than the {self.policy.cache} tokens that --policy {self.policy.name} may keep; "
                 "use --max-tokens or a policy that evicts."
             )
-        ids = ids.to(self.model.device)
-        hidden = self._read(ids)
-        nll = self._score(ids, hidden) if score else hidden.new_zeros(len(ids), 0, dtype=torch.float32)
-        self._last_hidden = hidden[:, -1:].clone()
-        self.tokens += ids.shape[1]
-        self.scored += nll.shape[1]
-        return Fed(nll, hidden)
 
-    def _score(self, ids: Tensor, hidden: Tensor) -> Tensor:
-        """The losses of `ids`, whose states are `hidden`."""
-        if self._last_hidden is None:
-            before, targets = hidden[:, :-1], ids[:, 1:]
-        else:
-            before, targets = torch.cat([self._last_hidden, hidden[:, :-1]], dim=1), ids
-        nll = losses(before.flatten(0, 1), targets.flatten(), self._logits).view(targets.shape)
-        if not torch.isfinite(nll).all():
-            first = int((~torch.isfinite(nll)).any(0).nonzero()[0])
-            raise UserError(
-                f"The loss of token {self.tokens + ids.shape[1] - targets.shape[1] + first} is not a finite number "
-                f"({self.model.dtype}); try --dtype float32."
-            )
-        return nll
+    def window(self, ids: Tensor) -> Tensor:
+        """What a pass has to read for `ids` [batch, n], which are its last columns: more where it reads anew."""
+        if not self.policy.recomputes:
+            return ids
+        window = ids if self._tail is None else torch.cat([self._tail, ids], dim=1)
+        self._tail = window[:, -self.policy.cache :].clone()
+        self.cache.reset()
+        return window
 
-    def _read(self, ids: Tensor) -> Tensor:
-        """One forward pass; hidden states [batch, n, hidden_size] of `ids`."""
-        n = ids.shape[1]
-        if self.policy.recomputes:
-            window = ids if self._tail is None else torch.cat([self._tail, ids], dim=1)
-            self._tail = window[:, -self.policy.cache :].clone()
-            self.cache.reset()
-            ids = window
-        return self._forward(ids)[:, -n:]
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        arguments = {self._cache_argument: self.cache, "use_cache": True, "position_ids": self._position_ids(ids)}
+    def forward(self, ids: Tensor, cache: Cache, positions: Tensor) -> Tensor:
+        """The hidden states [rows, n, hidden_size] of `ids` [rows, n] behind what `cache` holds."""
+        arguments = {self._cache_argument: cache, "use_cache": True, "position_ids": positions}
         states: Tensor = self._decoder(input_ids=ids, **arguments).last_hidden_state
         return states
 
-    def _position_ids(self, ids: Tensor) -> Tensor:
+    def predictions(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The states [batch, scored, hidden_size] that predict tokens, and those tokens [batch, scored].
+
+        hidden: [batch, n, hidden_size], the states of `ids`, the first of which the chunk before predicts.
+        """
+        if self._last_hidden is None:
+            return hidden[:, :-1], ids[:, 1:]
+        return torch.cat([self._last_hidden, hidden[:, :-1]], dim=1), ids
+
+    def took(self, hidden: Tensor, nll: Tensor | None) -> Fed:
+        """Count a chunk as read. hidden: [batch, n, hidden_size]; nll: [batch, scored], None for none asked for."""
+        if nll is None:
+            nll = hidden.new_zeros(len(hidden), 0, dtype=torch.float32)
+        self._last_hidden = hidden[:, -1:].clone()
+        self.tokens += hidden.shape[1]
+        self.scored += nll.shape[1]
+        return Fed(nll, hidden)
+
+    def position_ids(self, ids: Tensor) -> Tensor:
         """Zeros make the model's own rotation the identity, and the attention rotates by itself.
 
         Learned positions are those of the text: they are part of what a slot holds, and cannot be given anew.
@@ -204,7 +225,8 @@ class Stream:
         """
         self.cache.probe = observe
         try:
-            return self._forward(ids.to(self.model.device))
+            ids = ids.to(self.model.device)
+            return self.forward(ids, self.cache, self.position_ids(ids))
         finally:
             self.cache.probe = None
 

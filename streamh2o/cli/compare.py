@@ -31,6 +31,7 @@ def compare(
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    device_map: opt.DeviceMap = None,
     threads: opt.Threads = None,
     kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -131,7 +132,7 @@ def compare(
         kv_bits=kv_bits,
     )
     processor.use(threads, kernel)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
     check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs
     with make_display(quiet) as display, Interrupt() as interrupt:

@@ -58,6 +58,7 @@ def generate(
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    device_map: opt.DeviceMap = None,
     threads: opt.Threads = None,
     kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -148,7 +149,7 @@ def generate(
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
     processor.use(threads, kernel)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
     talk = _talk(loaded, system, cache) if chat else None
     if talk is not None:
         sinks = max(sinks or 4, len(talk.pinned))

@@ -46,6 +46,15 @@ Device = Annotated[
     str,
     typer.Option(metavar="DEVICE", rich_help_panel=_MODEL, help="auto, cpu, cuda, cuda:N or mps; auto takes a GPU."),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="auto",
+        rich_help_panel=_MODEL,
+        help="Spread the layers over all GPUs, and what does not fit over memory and disk.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -196,6 +205,20 @@ Stride = Annotated[
     ),
 ]
 
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--batch",
+        metavar="N",
+        min=1,
+        rich_help_panel=_INPUT,
+        help="So many inputs side by side in each pass, each with a cache of its own.",
+    ),
+]
+Rows = Annotated[
+    bool,
+    typer.Option("--rows", rich_help_panel=_INPUT, help="Every row of a data set (hf:) is an input of its own."),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, rich_help_panel=_INPUT, help="Read at most so many tokens of each input."),

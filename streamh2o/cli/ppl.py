@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamh2o.text import Source
 
 app = make_app()
-_INTERRUPTED = 130
+INTERRUPTED = 130
 
 
 @app.command(cls=ManualCommand)
@@ -38,6 +38,7 @@ def ppl(
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
     device: opt.Device = "auto",
+    device_map: opt.DeviceMap = None,
     threads: opt.Threads = None,
     kernel: opt.Kernel = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -56,6 +57,8 @@ def ppl(
     ppl_def: opt.PplDef = "stream",
     context: opt.Context = None,
     stride: opt.Stride = None,
+    batch: opt.Batch = 1,
+    rows: opt.Rows = False,
     max_tokens: opt.MaxTokens = None,
     bos: opt.Bos = "auto",
     newline: opt.Newline = "keep",
@@ -87,6 +90,7 @@ def ppl(
       streamh2o ppl 'books/*.txt' --cache 512 --json results.jsonl
       cat book.txt | streamh2o ppl - --policy streamingllm --log run.jsonl
       streamh2o ppl book.txt --json - | jq .ppl
+      streamh2o ppl 'books/*.txt' --batch 4
       streamh2o ppl hf:./corpus:train:text --max-tokens 100000 --plot run.png
       streamh2o ppl book.txt --log run.jsonl --checkpoint run --resume
       streamh2o ppl wiki.test.raw --ppl-def llamacpp --context 512
@@ -97,13 +101,20 @@ def ppl(
     from streamh2o.run import RunOptions
     from streamh2o.sources import open_inputs
 
-    sources = open_inputs(inputs)
+    if rows and not any(name.startswith("hf:") for name in inputs):
+        raise UsageError(
+            "--rows makes inputs of the rows of a data set; name one as hf:DATASET[:CONFIG]:SPLIT[:COLUMN]."
+        )
+    sources = open_inputs(inputs, rows)
     if plot is not None:
         check_format(plot)
     outputs = {"--json": json, "--log": log, "--nll-out": nll_out, "--plot": plot}
     check_outputs(outputs, [*(source.name for source in sources), model])
     if resume and checkpoint is None:
         raise UsageError("--resume goes on from a folder; name it with --checkpoint DIR.")
+    if checkpoint is not None and (batch > 1 or device_map is not None):
+        excess = "--batch" if batch > 1 else "--device-map"
+        raise UsageError(f"--checkpoint saves one input on one device; leave it or {excess} out.")
 
     options = RunOptions(
         chunk=chunk,
@@ -131,7 +142,7 @@ def ppl(
     from streamh2o.report.live import make_display
 
     knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
-    plan = _Plan(
+    plan = Plan(
         sources,
         make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs),
         options,
@@ -147,14 +158,20 @@ def ppl(
             dtype = _check(plan, keeper, model, dtype, device, trust_remote_code)
             if keeper.finished:
                 plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
-                _report(plan, keeper.results, keeper.outputs.curves)
+                report(plan, keeper.results, keeper.outputs.curves)
                 return
-        loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
+        if batch > 1:
+            from streamh2o.cli import ppl_batch
+
+            raise typer.Exit(ppl_batch.run(plan, loaded, batch))
         raise typer.Exit(_run(plan, loaded, keeper))
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
+    """What was asked for, apart from the model."""
+
     sources: list[Source]
     policy: Policy
     options: RunOptions
@@ -162,7 +179,7 @@ class _Plan:
     display: Display
 
 
-def _open_keeper(plan: _Plan, folder: Path | None, every: str, resume: bool) -> Keeper | None:
+def _open_keeper(plan: Plan, folder: Path | None, every: str, resume: bool) -> Keeper | None:
     if folder is None:
         return None
     from streamh2o.resume import Keeper
@@ -170,7 +187,7 @@ def _open_keeper(plan: _Plan, folder: Path | None, every: str, resume: bool) -> 
     return Keeper(folder, every, resume, plan.display.note)
 
 
-def _check(plan: _Plan, keeper: Keeper, model: str, dtype: str, device: str, trust_remote_code: bool) -> str:
+def _check(plan: Plan, keeper: Keeper, model: str, dtype: str, device: str, trust_remote_code: bool) -> str:
     """Before the model is loaded, whether the checkpoint is of this run; returns the dtype that `auto` stands for."""
     import torch
 
@@ -189,7 +206,7 @@ def _check(plan: _Plan, keeper: Keeper, model: str, dtype: str, device: str, tru
     return number
 
 
-def _run(plan: _Plan, loaded: Any, keeper: Keeper | None) -> int:
+def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
     """Every input in turn, then the results; returns the exit code."""
     from contextlib import ExitStack
     from functools import partial
@@ -226,7 +243,7 @@ def _run(plan: _Plan, loaded: Any, keeper: Keeper | None) -> int:
                 curves.append(Curve(source.name))
             try:
                 observers: list[Observer] = [*files, curves[-1], display]
-                how = (loaded, source, plan.policy, plan.options, observers, interrupt, partial(_start, display))
+                how = (loaded, source, plan.policy, plan.options, observers, interrupt, partial(tell_start, display))
                 result = run_perplexity(*how, saved=saved, keep=keeper.keep if keeper else None)
                 results.append(result)
                 if keeper and result["complete"]:
@@ -237,20 +254,21 @@ def _run(plan: _Plan, loaded: Any, keeper: Keeper | None) -> int:
                 failure = error
                 break
             saved = None
-            _end(display, source, result)
+            tell_end(display, source, result)
             if interrupt.requested:
                 break
     stopped = failure is not None or interrupt.requested
     if keeper and stopped and (where := keeper.where()):
         display.note(where)
     if results:
-        _report(plan, results, curves)
+        report(plan, results, curves)
     if failure is not None:
         raise failure
-    return _INTERRUPTED if interrupt.requested else 0
+    return INTERRUPTED if interrupt.requested else 0
 
 
-def _start(display: Display, run: PerplexityRun) -> None:
+def tell_start(display: Display, run: PerplexityRun) -> None:
+    """What the user should know before an input is read."""
     if not run.reader.exact:
         display.note(
             f"{run.source.name}: this tokenizer is of an unknown kind, so the ids may differ in a few places from "
@@ -258,7 +276,8 @@ def _start(display: Display, run: PerplexityRun) -> None:
         )
 
 
-def _end(display: Display, source: Source, result: dict[str, Any]) -> None:
+def tell_end(display: Display, source: Source, result: dict[str, Any]) -> None:
+    """What the user should know of an input that has come to its end."""
     name = source.name
     if source.size and result["input"]["bytes"] > source.size:
         display.note(f"{name}: grew from {source.size} bytes to {result['input']['bytes']} while it was read.")
@@ -268,7 +287,8 @@ def _end(display: Display, source: Source, result: dict[str, Any]) -> None:
         display.note(f"{name}: has one token, and nothing before it to predict it from; nothing was scored.")
 
 
-def _report(plan: _Plan, results: list[dict[str, Any]], curves: list[Curve]) -> None:
+def report(plan: Plan, results: list[dict[str, Any]], curves: list[Curve]) -> None:
+    """Write the files that are written last, and print the result."""
     from streamh2o.outputs import json_lines, write_whole
     from streamh2o.report.plots import plot_curves
     from streamh2o.report.tables import summary

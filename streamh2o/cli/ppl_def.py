@@ -25,8 +25,10 @@ _OF_STREAMS = (
     "positions",
     "per_head",
     "chunk",
+    "batch",
     "evict",
     "kv_bits",
+    "device_map",
 )
 _NOT_HERE = (*_OF_STREAMS, "log", "plot", "checkpoint", "checkpoint_every", "resume")
 

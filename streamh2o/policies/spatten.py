@@ -29,5 +29,5 @@ class SpAtten(Policy):
     def priorities(self, layers: Sequence[Middle], seen: int) -> Sequence[Tensor]:
         total = layers[0].scores.sum(dim=1, keepdim=True)  # [batch, 1, middle]
         for layer in layers[1:]:
-            total = total + layer.scores.sum(dim=1, keepdim=True)
-        return [total.expand_as(layer.scores) for layer in layers]
+            total = total + layer.scores.sum(dim=1, keepdim=True).to(total.device)
+        return [total.to(layer.scores.device).expand_as(layer.scores) for layer in layers]

@@ -108,6 +108,8 @@ def _rows(results: Sequence[dict[str, Any]]) -> str:
     ]
     last = results[-1]
     below = f"{last['policy']}, {count(last['cache'])} slots; {visible(last['model']['name'])}, {last['dtype']}"
+    if "batch" in last:
+        below += f", {count(last['batch'])} inputs at a time"
     return table(headers, rows) + f"\n{below}, peak memory {size(last['peak_rss_bytes'])}"
 
 
