@@ -18,6 +18,8 @@ from streamh2o.policies import make_policy
 from streamh2o.positions import rotated
 from streamh2o.stream import Stream
 
+Contestants = dict[str, tuple[int, Callable[[], object]]]  # tokens a call and the call, by name
+
 LIMIT = "linear layers alone"
 LOOP = 16  # tokens a round where each is a pass of its own
 
@@ -35,7 +37,7 @@ class Timing:
         return self.tokens / median(self.seconds)
 
 
-def race(contestants: dict[str, tuple[int, Callable[[], object]]], rounds: int, warmup: int = 1) -> list[Timing]:
+def race(contestants: Contestants, rounds: int, warmup: int = 1) -> list[Timing]:
     """Call each contestant `(tokens a call, call)` once a round, in turn, so that a drift of the machine hits all."""
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(warmup + rounds):
@@ -149,23 +151,27 @@ def bench(
     policies: Sequence[str] = ("streamh2o", "h2o", "streamingllm"),
     chunk: int = 256,
     rounds: int = 5,
+    peers: Contestants | None = None,
 ) -> dict[str, Any]:
     """Time streams, stages and baselines on `ids` [1, n]; n should exceed the largest cache by a few chunks.
+
+    peers: further contestants, which need the model's own attention.
 
     Returns plain numbers: `runs` (name, tokens_per_second, of_limit: how close to the linear layers alone) and
     `stages` (name, share: of the time the linear layers take); `evict_token` (policy, ratio: how many times faster than
     chunks of one token evicting after every token is in whole chunks, which gives the same losses).
     """
     warm: dict[str, WarmStream] = {}
-    contestants: dict[str, tuple[int, Callable[[], object]]] = {LIMIT: (chunk, linear_layers(model, chunk))}
+    contestants: Contestants = {LIMIT: (chunk, linear_layers(model, chunk))}
     piece = ids[:, :chunk]
 
     def dense() -> None:
         model(piece, use_cache=False)
         synchronize(model)
 
-    # The dense pass needs the model's own attention, so it must be timed before any stream is attached.
-    baselines = race({LIMIT: contestants[LIMIT], "dense pass over one chunk": (chunk, dense)}, rounds)
+    # These need the model's own attention, so they are timed before any stream is attached.
+    others = {"dense pass over one chunk": (chunk, dense), **(peers or {})}
+    baselines = race({LIMIT: contestants[LIMIT], **others}, rounds)
     try:
         for cache in caches:
             for policy in policies:
@@ -189,7 +195,7 @@ def bench(
     finally:
         for each in warm.values():
             each.stream.close()
-    runs = [_row(timing, timings[0]) for timing in timings] + [_row(baselines[1], baselines[0])]
+    runs = [_row(timing, timings[0]) for timing in timings] + [_row(other, baselines[0]) for other in baselines[1:]]
     by_name = {timing.name: timing for timing in timings}
     gains = [
         {

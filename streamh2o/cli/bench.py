@@ -29,6 +29,9 @@ def bench(
     policy: Annotated[str, typer.Option(metavar="NAME,...", help="Policies.")] = "streamh2o,h2o,streamingllm",
     chunk: opt.Chunk = 256,
     rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Counted rounds; every contestant runs in each.")] = 5,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Time llama-cpp-python and kvpress too, where they are installed.")
+    ] = False,
     generate: Annotated[
         bool, typer.Option("--generate", help="Time model.generate instead, against the cache that grows.")
     ] = False,
@@ -80,7 +83,15 @@ def bench(
         vocabulary = loaded.model.config.get_text_config().vocab_size
         seeded = torch.Generator().manual_seed(0)
         ids = torch.randint(0, vocabulary, (1, max(caches) + 8 * chunk), generator=seeded)
-        result = run(loaded.model, ids, caches, policy.split(","), chunk, rounds)
+        result = run(
+            loaded.model,
+            ids,
+            caches,
+            policy.split(","),
+            chunk,
+            rounds,
+            _peers(model, loaded.model, ids, chunk) if peers else None,
+        )
     result |= {"model": loaded.info(), "dtype": str(loaded.dtype).removeprefix("torch."), "device": str(loaded.device)}
     result |= {"threads": torch.get_num_threads(), "kernel": chosen()}
     if json is not None and str(json) == "-":
@@ -91,6 +102,12 @@ def bench(
     print("\n\n".join(_generated(result) if generate else _streamed(result, min(caches))))
     how = f"{result['threads']} threads, {result['kernel']} kernel, chunks of {chunk}"
     print(f"\n{model}, {result['dtype']} on {result['device']}, {how}")
+
+
+def _peers(name: str, model: Any, ids: Any, chunk: int) -> Any:
+    from streamh2o.peers import contestants
+
+    return contestants(name, model, ids, chunk, _tell)
 
 
 def _tell(line: str) -> None:
