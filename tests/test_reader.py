@@ -343,6 +343,17 @@ def test_the_state_is_of_what_was_handed_out_not_of_what_was_read_ahead():
     assert state["sha256"] == hashlib.sha256(DATA[: state["bytes"]]).hexdigest()
 
 
+def test_text_without_tokens_is_not_counted_twice_when_resumed():
+    data = b"\x14\x02" * 50 + b" word " + b"\x02 " * 40  # control characters, which this tokenizer drops
+    reader = TokenReader(source(data), toy_tokenizers.wordpiece())
+    read_all(reader)
+    for taken in (reader, TokenReader(source(data[:100]), toy_tokenizers.wordpiece())):
+        read_all(taken)
+        whole = TokenReader.resume(source(data), toy_tokenizers.wordpiece(), taken.state())
+        read_all(whole)
+        assert (whole.words_read, whole.bytes_read) == (reader.words_read, len(data))
+
+
 def test_max_tokens_counts_the_tokens_before_the_state_too():
     reader = TokenReader(source(DATA), toy_tokenizers.gpt2(), max_tokens=100)
     reader.read(60)
