@@ -92,7 +92,7 @@ def json_lines(results: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(result, allow_nan=False) + "\n" for result in results)
 
 
-class _OutputFile:
+class OutputFile:
     """A file that grows with the run; every chunk is handed to the system before the next one is computed.
 
     mark: what `mark` gave in an earlier run; the file is cut back to that place and goes on from there.
@@ -164,7 +164,7 @@ class _OutputFile:
         self.close()
 
 
-class LogWriter(_OutputFile):
+class LogWriter(OutputFile):
     """`--log`: one JSON object a chunk.
 
     token, byte: tokens and bytes of the input so far. nll: sum of the chunk's losses in nats, n: how many. ppl,
@@ -185,7 +185,7 @@ class LogWriter(_OutputFile):
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
 
-class LossWriter(_OutputFile):
+class LossWriter(OutputFile):
     """`--nll-out`: the losses as a NumPy array, float32 [scored], in nats; those of several inputs follow one another.
 
     It grows on disk, not in memory, and its header is corrected after every chunk: it can be loaded at any time.

@@ -167,6 +167,8 @@ class TokenReader:
     def _advance(self) -> bool:
         """Makes sure that the current part has a token to hand out; False at the end."""
         if self._max_tokens is not None and self.tokens >= self._max_tokens:
+            if self._start and self._part is None:  # whether the input is the same shows when it is read again
+                next(self._parts, None)
             self.close()
         if self._stop.is_set():
             return False

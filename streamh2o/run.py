@@ -20,7 +20,7 @@ from streamh2o.policies import Policy
 from streamh2o.progress import Observer, Progress
 from streamh2o.quantised import require_bits
 from streamh2o.replay import Replay
-from streamh2o.saved_state import require_sound
+from streamh2o.saved_state import require_sound, telling_damage
 from streamh2o.stream import Fed, Stream
 from streamh2o.text import Block, Source, TokenReader
 from streamh2o.versions import versions
@@ -137,17 +137,13 @@ class PerplexityRun:
         if not saved:
             return open_reader(self.source, self.loaded.tokenizer, self.options)
         tensors, counts = saved
-        try:
+        with telling_damage(self.source.name):
             require_sound(tensors, counts, self.loaded.model.config.get_text_config().hidden_size)
             device = self.loaded.device
             self.stream.load_state({name: tensor.to(device) for name, tensor in tensors.items()}, counts["stream"])
             self.perplexity.load_state(counts["perplexity"])
             self._seconds_before = float(counts["seconds"])
             return open_reader(self.source, self.loaded.tokenizer, self.options, counts["reader"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
-            raise UserError(
-                f"{self.source.name}: the saved state is damaged ({type(error).__name__}); start anew."
-            ) from error
 
     def __enter__(self) -> PerplexityRun:
         return self
@@ -160,6 +156,11 @@ class PerplexityRun:
     def tokens(self) -> int:
         """Read and scored so far, without a BOS."""
         return self._tokens
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the input, those that the tokens so far cover."""
+        return self._bytes
 
     @property
     def seconds(self) -> float:

@@ -10,3 +10,12 @@ def one_thread():
     except ImportError:
         return
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Starts `streamh2o` in a process of its own; see tests/programs.py."""
+    from tests.programs import starter
+
+    with starter() as begin:
+        yield begin

@@ -1,16 +1,13 @@
 """Faults, each caused for real: processes are killed, disks fill up, inputs change, memory runs out."""
 
 import json
-import multiprocessing
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +19,7 @@ from streamh2o.run import RunFailed, RunOptions, run_perplexity
 from streamh2o.stream import Stream
 from streamh2o.text import open_inputs
 from tests.call import call_streamh2o, one_sentence
+from tests.programs import ended, size, wait_for
 from tests.test_resume import SMALL, Outputs
 from tests.tiny import llama
 from tests.tiny_folder import TEXT, make_book, make_folder
@@ -48,56 +46,6 @@ def book(tmp_path_factory):
 @pytest.fixture
 def streamh2o(capsys, monkeypatch):
     return call_streamh2o(capsys, monkeypatch)
-
-
-def _program(arguments: list[str], folder: str, file_size: int | None) -> None:
-    """What a started process does: `streamh2o`, its output in two files of `folder`."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        handle = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(handle, number)
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests are a shell's background job
-    if file_size is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    from streamh2o.cli.main import run
-
-    run(arguments)
-
-
-@pytest.fixture(scope="module")
-def start():
-    """Starts `streamh2o` in a process of its own, by a fork of one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers.models.llama.modeling_llama", "tests.test_faults"])
-    started = []
-
-    def begin(folder: Path, *arguments, file_size: int | None = None):
-        process = context.Process(target=_program, args=([str(one) for one in arguments], str(folder), file_size))
-        process.start()
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.join()
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def wait_for(condition, process, seconds: float = 120) -> None:
-    """Until `condition()` holds or the process has ended."""
-    end = time.monotonic() + seconds
-    while process.is_alive() and not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.001)
-
-
-def ended(process, seconds: float = 120) -> int:
-    process.join(seconds)
-    return process.exitcode
 
 
 # Killed

@@ -101,8 +101,6 @@ def ppl(
         check_format(plot)
     outputs = {"--json": json, "--log": log, "--nll-out": nll_out, "--plot": plot}
     check_outputs(outputs, [*(source.name for source in sources), model])
-    if resume and checkpoint is None:
-        raise UsageError("--resume goes on from a folder; name it with --checkpoint DIR.")
 
     options = RunOptions(
         chunk=chunk,
@@ -124,10 +122,7 @@ def ppl(
     if context is not None or stride is not None:
         raise UsageError("--context and --stride belong to --ppl-def hf, llamacpp or lmeval; a stream has --cache.")
 
-    import torch
-
-    from streamh2o.machine import physical_cores
-    from streamh2o.models import load_model
+    from streamh2o.cli.keeping import Machine, open_keeper, settle
     from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
 
@@ -139,19 +134,16 @@ def ppl(
         outputs,
         make_display(quiet),
     )
-    keeper = _open_keeper(plan, checkpoint, checkpoint_every, resume)
+    keeper = open_keeper(checkpoint, checkpoint_every, resume, plan.display.note)
     with keeper or nullcontext():
-        if keeper is not None:
-            dtype, device, threads = keeper.place(dtype, device, threads)
-        torch.set_num_threads(threads or physical_cores())
-        if keeper is not None:
-            dtype = _check(plan, keeper, model, dtype, device, trust_remote_code)
-            if keeper.finished:
-                plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
-                _report(plan, keeper.results, keeper.outputs.curves)
-                return
-        loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-        raise typer.Exit(_run(plan, loaded, keeper))
+        growing = {option: path for option, path in outputs.items() if option != "--json"}
+        machine = Machine(model, dtype, device, threads, trust_remote_code)
+        machine = settle(machine, keeper, sources, plan.described(), growing)
+        if keeper is not None and keeper.finished:
+            plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
+            _report(plan, keeper.results, keeper.outputs.curves)
+            return
+        raise typer.Exit(_run(plan, machine.load(), keeper))
 
 
 @dataclass(frozen=True)
@@ -162,31 +154,12 @@ class _Plan:
     outputs: dict[str, Path | None]
     display: Display
 
+    def described(self) -> dict[str, Any]:
+        """Every option that the losses depend on."""
+        from dataclasses import asdict, fields
 
-def _open_keeper(plan: _Plan, folder: Path | None, every: str, resume: bool) -> Keeper | None:
-    if folder is None:
-        return None
-    from streamh2o.resume import Keeper
-
-    return Keeper(folder, every, resume, plan.display.note)
-
-
-def _check(plan: _Plan, keeper: Keeper, model: str, dtype: str, device: str, trust_remote_code: bool) -> str:
-    """Before the model is loaded, whether the checkpoint is of this run; returns the dtype that `auto` stands for."""
-    import torch
-
-    from streamh2o.hardware import choose_device, choose_dtype
-    from streamh2o.model_files import model_folder
-    from streamh2o.models import fingerprint, quiet_transformers, tell
-    from streamh2o.resume import describe
-
-    place = choose_device(device)
-    number = str(choose_dtype(dtype, place)).removeprefix("torch.")
-    with quiet_transformers():
-        folder = model_folder(model, trust_remote_code=trust_remote_code, tell=tell)
-    where = {"dtype": number, "device": str(place), "threads": torch.get_num_threads()}
-    keeper.check(describe(plan.sources, plan.policy, plan.options, (model, fingerprint(folder)), where), plan.outputs)
-    return number
+        knobs = {each.name: getattr(self.policy, each.name) for each in fields(self.policy)}
+        return {**asdict(self.options), "policy": self.policy.name, **knobs}
 
 
 def _run(plan: _Plan, loaded: Any, keeper: Keeper | None) -> int:
@@ -213,12 +186,12 @@ def _run(plan: _Plan, loaded: Any, keeper: Keeper | None) -> int:
             log_writer = stack.enter_context(LogWriter(log, len(plan.sources) > 1, marks.get("--log")))
             files.append(log_writer)
             if keeper:
-                keeper.outputs.log = log_writer
+                keeper.outputs.files["--log"] = log_writer
         if nll_out is not None:
             loss_writer = stack.enter_context(LossWriter(nll_out, marks.get("--nll-out")))
             files.append(loss_writer)
             if keeper:
-                keeper.outputs.losses = loss_writer
+                keeper.outputs.files["--nll-out"] = loss_writer
         display = stack.enter_context(plan.display)
         for number, source in enumerate(plan.sources[len(results) :], len(results) + 1):
             display.begin(source.name, number, len(plan.sources))
