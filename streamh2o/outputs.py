@@ -106,6 +106,8 @@ class OutputFile:
         self.failed = False
         self._newest = b""
         try:
+            if not mark and path.is_symlink() and path.parts[:2] != ("/", "dev"):
+                path.unlink()  # a link is replaced, as `write_whole` does; what it points to may be somebody else's
             self._file: BinaryIO = open(path, "r+b" if mark else "wb", buffering=0)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
             raise unwritable(path, error) from None
@@ -168,8 +170,9 @@ class LogWriter(OutputFile):
     """`--log`: one JSON object a chunk.
 
     token, byte: tokens and bytes of the input so far. nll: sum of the chunk's losses in nats, n: how many. ppl,
-    ppl_window: over all tokens so far, and over the last ones. slots: held after the chunk. With `several` inputs each
-    line names its `input`.
+    ppl_window: over all tokens so far, and over the last ones. slots: held after the chunk. halved: how often so far
+    memory ran out and a chunk was read in two halves, whose evictions come earlier; left out while that is never. With
+    `several` inputs each line names its `input`.
     """
 
     def __init__(self, path: Path, several: bool = False, mark: dict[str, Any] | None = None) -> None:
@@ -182,6 +185,8 @@ class LogWriter(OutputFile):
     def __call__(self, progress: Progress) -> None:
         line: dict[str, Any] = {"input": progress.name} if self._several else {}
         line |= {field: getattr(progress, field) for field in LOG_FIELDS}
+        if progress.halved:
+            line["halved"] = progress.halved
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from streamh2o.errors import UsageError, UserError
+from streamh2o.halving import out_of_memory
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
@@ -193,8 +194,8 @@ class PerplexityRun:
     def _feed(self, ids: torch.Tensor) -> Fed:
         try:
             return self.stream.feed(ids, self.options.score)
-        except (MemoryError, RuntimeError) as error:  # of which torch.OutOfMemoryError is one
-            if isinstance(error, RuntimeError) and "memory" not in str(error):
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
                 raise
             raise UserError(
                 f"{self.source.name}: out of memory after {self._tokens} tokens; free some, or use a smaller --chunk, "
@@ -231,6 +232,7 @@ class PerplexityRun:
             slots=self.stream.slots,
             budget=self.stream.policy.cache,
             composition=self.stream.composition(),
+            halved=self.stream.halved,
         )
 
     def _fraction(self) -> float | None:
@@ -304,6 +306,7 @@ class PerplexityRun:
             "kv_bytes": stream.kv_bytes,
             "max_slots": stream.max_slots,
             "evictions": stream.evictions,
+            "halved": stream.halved,
             "complete": self.complete,
             "versions": versions(),
         }

@@ -16,6 +16,7 @@ from streamh2o.architectures import learned_positions, positions_for, require_su
 from streamh2o.attention import Branches, attach, detach
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError, UserError
+from streamh2o.halving import Before, out_of_memory
 from streamh2o.head import logits_function, losses
 from streamh2o.memory import require_memory
 from streamh2o.policies import Policy
@@ -94,6 +95,7 @@ class Stream:
             self.cache.evicting = attend_and_evict
         self.tokens = 0  # read so far
         self.scored = 0  # losses given so far, per sequence
+        self.halved = 0  # how often memory ran out in a pass and its tokens were read, or scored, in two halves
         self._decoder: Any = model.get_decoder()
         self._logits = logits_function(model)
         self._cache_argument = cache_argument(model)
@@ -138,7 +140,7 @@ class Stream:
                 "use --max-tokens or a policy that evicts."
             )
         ids = ids.to(self.model.device)
-        hidden = self._read(ids)
+        hidden = self._read_or_halve(ids)
         nll = self._score(ids, hidden) if score else hidden.new_zeros(len(ids), 0, dtype=torch.float32)
         self._last_hidden = hidden[:, -1:].clone()
         self.tokens += ids.shape[1]
@@ -151,14 +153,40 @@ class Stream:
             before, targets = hidden[:, :-1], ids[:, 1:]
         else:
             before, targets = torch.cat([self._last_hidden, hidden[:, :-1]], dim=1), ids
-        nll = losses(before.flatten(0, 1), targets.flatten(), self._logits).view(targets.shape)
+        nll = self._losses(before.flatten(0, 1), targets.flatten()).view(targets.shape)
         if not torch.isfinite(nll).all():
-            first = int((~torch.isfinite(nll)).any(0).nonzero()[0])
+            first = self.tokens + int((~torch.isfinite(nll)).any(0).nonzero()[0]) + ids.shape[1] - targets.shape[1]
+            # Inside a chunk it spoils the queries before it too: zero times infinity is not zero.
+            later = f" or of one after it, up to {self.tokens + ids.shape[1]}," if first > self.tokens else ""
             raise UserError(
-                f"The loss of token {self.tokens + ids.shape[1] - targets.shape[1] + first} is not a finite number "
-                f"({self.model.dtype}); try --dtype float32."
+                f"The loss of token {first}{later} is not a finite number ({self.model.dtype}); try --dtype float32"
+                f"{' and, to know the token, --chunk 1' if later else ''}."
             )
         return nll
+
+    def _losses(self, before: Tensor, targets: Tensor) -> Tensor:
+        try:
+            return losses(before, targets, self._logits)
+        except (MemoryError, RuntimeError) as error:
+            if len(targets) < 2 or not out_of_memory(error):
+                raise
+        self.halved += 1
+        halves = zip(before.tensor_split(2), targets.tensor_split(2), strict=True)
+        return torch.cat([self._losses(*half) for half in halves])
+
+    def _read_or_halve(self, ids: Tensor) -> Tensor:
+        """`_read`, and where memory runs out, the same in two halves: evictions then come at the end of each."""
+        before, tail = Before(self.cache) if ids.shape[1] > 1 else None, self._tail
+        try:
+            return self._read(ids)
+        except (MemoryError, RuntimeError) as error:
+            if before is None or not out_of_memory(error):
+                raise
+            self._tail = tail
+            if not (self.policy.recomputes or before.restore(self.cache)):
+                raise
+        self.halved += 1  # out here nothing holds what the failed pass had made
+        return torch.cat([self._read_or_halve(half) for half in ids.tensor_split(2, dim=1)], dim=1)
 
     def _read(self, ids: Tensor) -> Tensor:
         """One forward pass; hidden states [batch, n, hidden_size] of `ids`."""
@@ -247,6 +275,7 @@ class Stream:
             "cache_tokens": self.cache.tokens,
             "evictions": self.cache.evictions,
             "max_slots": self.cache.max_slots,
+            "halved": self.halved,
         }
         return tensors, counts
 
@@ -254,7 +283,7 @@ class Stream:
         """Go on from what `state` gave. Raises UserError where it does not fit this model."""
         self.cache.load_state(tensors, counts["cache_tokens"], counts["evictions"], counts["max_slots"])
         self._last_hidden, self._tail = tensors.get("last_hidden"), tensors.get("tail")
-        self.tokens, self.scored = counts["tokens"], counts["scored"]
+        self.tokens, self.scored, self.halved = counts["tokens"], counts["scored"], counts["halved"]
 
 
 def cache_argument(model: PreTrainedModel) -> str:

@@ -235,6 +235,11 @@ def _end(display: Display, source: Source, result: dict[str, Any]) -> None:
     name = source.name
     if source.size and result["input"]["bytes"] > source.size:
         display.note(f"{name}: grew from {source.size} bytes to {result['input']['bytes']} while it was read.")
+    if result["halved"]:
+        display.note(
+            f"{name}: memory ran out {result['halved']} times, and those chunks were read in halves; evictions between "
+            "the halves can change the last digits."
+        )
     if result["complete"] and result["tokens"] == 0:
         display.note(f"{name}: is empty, so nothing was scored.")
     elif result["complete"] and result["scored"] == 0:

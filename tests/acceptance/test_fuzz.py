@@ -66,6 +66,8 @@ def _tokenizer_at_hand(tokenizer: Any, *, allow_special: bool, window: int) -> I
     key = id(tokenizer), allow_special, window
     if key not in _made:
         _made[key] = IncrementalTokenizer(tokenizer, allow_special=allow_special, window=window)
+        model = _made[key]._tokenizer.model  # its cache of words would fill up for many thousands of texts
+        getattr(model, "_resize_cache", lambda _: None)(0)
     return copy.copy(_made[key])
 
 
