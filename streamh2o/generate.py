@@ -26,6 +26,7 @@ from streamh2o.saved_state import require_count
 from streamh2o.stream import cache_argument
 from streamh2o.stream_cache import StreamCache
 
+_COLDEST = 1e-4  # temperature below which the likeliest token takes all, and logits could overflow
 _LONGEST_HELD = 16  # tokens: no character has more, so that what is still no text then is none
 
 
@@ -56,6 +57,7 @@ class Sampling:
             ("--min-p", self.min_p, 0, 1),
             ("--repetition-penalty", self.repetition_penalty, 0.01, 100),
             ("--repeat-last", self.repeat_last, 0, 2**20),
+            ("--seed", self.seed or 0, 0, 2**63 - 1),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{option} is {value}; it must lie between {least} and {most}.")
@@ -65,7 +67,7 @@ class Sampler:
     """The processors of `transformers` for a `Sampling`, and its `random` numbers. seed: the one in use."""
 
     def __init__(self, sampling: Sampling, device: torch.device, suppressed: Collection[int] = ()) -> None:
-        self._greedy = sampling.greedy or sampling.temperature == 0 or sampling.top_k == 1
+        self._greedy = sampling.greedy or sampling.temperature < _COLDEST or sampling.top_k == 1
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self.random = torch.Generator(device).manual_seed(self.seed)
         self._all = LogitsProcessorList()
