@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,7 @@ from streamh2o.prompts import Prompter, plain_ids
 from streamh2o.reading import Reading, read
 from streamh2o.retrieve import Part, Retriever
 from streamh2o.run import PerplexityRun, RunOptions
+from streamh2o.saved_state import telling_damage
 from streamh2o.sentences import squeezed
 from streamh2o.spool import Rereadable
 
@@ -56,6 +57,11 @@ class Answer:
     found: bool
     evidence: tuple[Evidence, ...]
 
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Answer:
+        """What `dataclasses.asdict` gave, also by way of JSON."""
+        return cls(**{**data, "evidence": tuple(Evidence(**each) for each in data["evidence"])})
+
 
 @dataclass(frozen=True)
 class SoFar:
@@ -63,6 +69,29 @@ class SoFar:
 
     token: int
     answers: list[Answer]
+
+
+@dataclass
+class Standing:
+    """Where the answering stands between two chunks or two answers, as `--checkpoint` saves it."""
+
+    run: PerplexityRun
+    retriever: Retriever
+    answers: list[Answer] = field(default_factory=list)  # from all of the text
+
+    @property
+    def tokens(self) -> int:
+        return self.run.tokens
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors, counts = self.run.state()
+        return tensors | self.retriever.state(), {**counts, "answers": [asdict(each) for each in self.answers]}
+
+    def load_state(self, tensors: dict[str, torch.Tensor], counts: dict[str, Any]) -> None:
+        """What `run` has not taken of it."""
+        self.answers = [Answer.of(each) for each in counts["answers"]]
+        if self.tokens:
+            self.retriever.load_state(tensors, self.run.bytes_read)
 
 
 def answer_questions(
@@ -78,6 +107,8 @@ def answer_questions(
     observers: Sequence[Observer] = (),
     interrupt: Interrupt | None = None,
     streamed: Callable[[], None] = lambda: None,
+    saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+    keep: Callable[[Standing, bool], None] | None = None,
 ) -> tuple[list[Answer], bool]:
     """Answer `questions` about `source` in one pass over it, and a short second look per question.
 
@@ -85,9 +116,11 @@ def answer_questions(
     read again. pin: an instruction that stays in the sinks while the text streams, and before what is read again.
     every: call `so_far` after each so many tokens. observers: called after every chunk; streamed: once the text has
     passed. interrupt: stops the streaming, the answers then being those of the text so far, or ends the answering after
-    the question at hand. Returns the answers, and whether everything was read and answered. Raises UserError where the
-    input can't be read or is empty, UsageError where the questions or sizes do not fit.
+    the question at hand. saved: of `Standing.state`, to go on from. keep: called when that may be saved, with True when
+    the text has ended or the answering stops. Returns the answers, and whether everything was read and answered. Raises
+    UserError where the input can't be read or is empty, UsageError where the questions or sizes do not fit.
     """
+    keep = keep or (lambda *_: None)
     prompter = Prompter(loaded.tokenizer, pin)
     _check_sizes(loaded, prompter, questions, cache, every)
     retriever = Retriever(loaded, prompter, questions, options.chunk)
@@ -96,9 +129,13 @@ def answer_questions(
     window = sinks + options.chunk + options.chunk // 2
     policy = make_policy("streamingllm", cache=min(cache, window), sinks=sinks)
     with Rereadable(source) as text:
-        token = byte = 0
-        with PerplexityRun(loaded, text.source, policy, replace(options, score=False)) as run:
-            for ids in torch.tensor([pinned]).split(options.chunk, dim=1) if pinned else ():
+        with PerplexityRun(loaded, text.source, policy, replace(options, score=False), saved) as run:
+            standing = Standing(run, retriever)
+            if saved is not None:
+                with telling_damage(source.name):
+                    standing.load_state(*saved)
+            token, byte = run.tokens, run.bytes_read
+            for ids in torch.tensor([pinned]).split(options.chunk, dim=1) if pinned and saved is None else ():
                 run.stream.feed(ids, score=False)
             for progress in run.chunks(interrupt):
                 retriever.look(run.stream, Part(byte, progress.byte))
@@ -109,6 +146,8 @@ def answer_questions(
                         second_look = _SecondLook(loaded, retriever, text, cache, progress.byte)
                         so_far(SoFar(progress.token, [second_look.answer(n) for n in range(len(questions))]))
                 token, byte = progress.token, progress.byte
+                keep(standing, False)
+            keep(standing, True)
             complete = run.complete
         stopped = interrupt is not None and interrupt.requested
         if token == 0:
@@ -117,11 +156,13 @@ def answer_questions(
             raise UserError(f"{source.name}: nothing was read, so there is nothing to answer from.")
         streamed()
         second_look = _SecondLook(loaded, retriever, text, cache, byte)
-        answers: list[Answer] = []
-        for number in range(len(questions)):
+        answers = standing.answers
+        for number in range(len(answers), len(questions)):
             if interrupt is not None and interrupt.requested and not stopped:
+                keep(standing, True)
                 return answers, False
             answers.append(second_look.answer(number))
+            keep(standing, False)
         return answers, complete
 
 

@@ -64,6 +64,10 @@ class LayerSlots:
         self.source_index[:, :, start:end] = torch.arange(first, first + end - start, device=key.device)
         self.used = end
 
+    def set_back(self, used: int) -> None:
+        """Forget the slots after the first `used`."""
+        self.used = used
+
     def take_back(self, count: int) -> tuple[Tensor, Tensor]:
         """Remove the newest `count` slots; returns their keys and values [batch, kv_heads, count, head_dim]."""
         newest = slice(self.used - count, self.used)
@@ -311,7 +315,7 @@ class SlotCache(FixedCache):
             try:
                 used = parts["source_index"].shape[2]
                 room = self.policy.cache if self.policy.evicts else used
-                layer = self.make_layer(parts["keys"], parts["values"], max(room, used) + self.chunk)
+                layer = self.make_layer(parts["keys"], parts["values"], max(room + self.chunk, used))
                 layer.load(parts)
             except KeyError as missing:
                 raise UserError(f"The saved cache lacks {head}{missing.args[0]}; it is damaged.") from None

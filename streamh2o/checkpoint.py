@@ -73,7 +73,11 @@ class CheckpointFolder:
 
     def _numbers(self) -> list[int]:
         """Newest first."""
-        found = (_NAME.fullmatch(name) for name in os.listdir(self.folder))
+        try:
+            found = [_NAME.fullmatch(name) for name in os.listdir(self.folder)]
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UserError(f"{self.folder}: can't be read ({reason}); choose another folder.") from None
         return sorted((int(match.group(1)) for match in found if match), reverse=True)
 
     @property

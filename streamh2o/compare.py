@@ -76,6 +76,10 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = knob.partition("=")
         if not key or not equals or not value:
             raise UsageError(f"--policy {spec}: write NAME:KNOB=VALUE, as in h2o:recent=64.")
+        if key.strip() in ("name", "cache"):
+            raise UsageError(
+                f"--policy {spec}: {key.strip()} is no knob; name the policy first and its slots by --cache."
+            )
         values[key.strip()] = _number(value.strip())
     return name, values
 

@@ -42,6 +42,25 @@ class RotatedSlots(LayerSlots):
             self.rotated = torch.empty_like(self.keys)
         self.rotated[:, :, : self.used] = old[:, :, : self.used]
 
+    def state(self) -> dict[str, Tensor]:
+        """With the rotated keys, for rotating them anew could round otherwise, and the positions they have."""
+        runs = [(start, end, at if isinstance(at, int) else -1) for start, end, at in self.runs]
+        kept = {f"run{number}": at for number, (_, _, at) in enumerate(self.runs) if isinstance(at, Tensor)}
+        kept["runs"] = torch.tensor(runs, dtype=torch.int64).view(-1, 3)
+        kept["rotated"] = self.rotated[:, :, : self.used].contiguous()
+        return super().state() | kept | ({} if self.newest is None else {"newest": self.newest})
+
+    def load(self, parts: dict[str, Tensor]) -> None:
+        super().load(parts)
+        if parts["rotated"].shape != parts["keys"].shape:
+            raise ValueError
+        self.rotated[:, :, : self.used] = parts["rotated"]
+        self.newest = parts.get("newest")
+        self.runs = [
+            (start, end, parts[f"run{number}"] if position < 0 else position)
+            for number, (start, end, position) in enumerate(parts["runs"].tolist())
+        ]
+
     def rows(self, index: Tensor) -> RotatedSlots:
         """A copy of the rows `index` [n] of the batch."""
         copy = object.__new__(RotatedSlots)
@@ -71,6 +90,7 @@ class DecodingCache(SlotCache):
 
     def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int, evict_every: int) -> None:
         super().__init__(policy, rotary, layers_count, chunk)
+        self.make_layer = RotatedSlots
         self.evict_every = min(evict_every, chunk)
         self._start()
 
@@ -182,6 +202,26 @@ class DecodingCache(SlotCache):
             scale[:heads] = scaling
             self._shared = key, torch.cat([cos, cos], 1) * scale, torch.cat([-sin, sin], 1) * scale
         return self._shared[1:]
+
+    def counts(self) -> dict[str, int]:
+        """What `load` takes beside the tensors of `state`."""
+        return {
+            "tokens": self.tokens,
+            "evictions": self.evictions,
+            "max_slots": self.max_slots,
+            "first": self._first,
+            "mark": self._mark,
+            "mark_tokens": self._mark_tokens,
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        self.settle()
+        return super().state()
+
+    def load(self, tensors: dict[str, Tensor], counts: dict[str, int]) -> None:
+        """Go on from what `state` and `counts` gave. Raises UserError, KeyError where it does not fit this model."""
+        self.load_state(tensors, counts["tokens"], counts["evictions"], counts["max_slots"])
+        self._first, self._mark, self._mark_tokens = counts["first"], counts["mark"], counts["mark_tokens"]
 
     def rows(self, index: Tensor) -> DecodingCache:
         """A copy of the rows `index` [n] of the batch."""

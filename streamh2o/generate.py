@@ -22,9 +22,11 @@ from transformers import (
 
 from streamh2o.errors import UsageError
 from streamh2o.models import Loaded
+from streamh2o.saved_state import require_count
 from streamh2o.stream import cache_argument
 from streamh2o.stream_cache import StreamCache
 
+_COLDEST = 1e-4  # temperature below which the likeliest token takes all, and logits could overflow
 _LONGEST_HELD = 16  # tokens: no character has more, so that what is still no text then is none
 
 
@@ -55,18 +57,19 @@ class Sampling:
             ("--min-p", self.min_p, 0, 1),
             ("--repetition-penalty", self.repetition_penalty, 0.01, 100),
             ("--repeat-last", self.repeat_last, 0, 2**20),
+            ("--seed", self.seed or 0, 0, 2**63 - 1),
         ):
             if not least <= value <= most:
                 raise UsageError(f"{option} is {value}; it must lie between {least} and {most}.")
 
 
 class Sampler:
-    """The processors of `transformers` for a `Sampling`, and its random numbers. seed: the one in use."""
+    """The processors of `transformers` for a `Sampling`, and its `random` numbers. seed: the one in use."""
 
     def __init__(self, sampling: Sampling, device: torch.device, suppressed: Collection[int] = ()) -> None:
-        self._greedy = sampling.greedy or sampling.temperature == 0 or sampling.top_k == 1
+        self._greedy = sampling.greedy or sampling.temperature < _COLDEST or sampling.top_k == 1
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        self._random = torch.Generator(device).manual_seed(self.seed)
+        self.random = torch.Generator(device).manual_seed(self.seed)
         self._all = LogitsProcessorList()
         if sampling.repetition_penalty != 1 and sampling.repeat_last:
             self._all.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
@@ -91,7 +94,7 @@ class Sampler:
         if self._top_k and self._top_k < scores.shape[1]:
             scores, index = scores.topk(self._top_k, dim=1)
         scores = self._best(newest, scores)
-        choice = torch.multinomial(scores.softmax(dim=-1), 1, generator=self._random)
+        choice = torch.multinomial(scores.softmax(dim=-1), 1, generator=self.random)
         return int(choice if index is None else index.gather(1, choice))
 
 
@@ -119,6 +122,37 @@ class Generator:
         self.read_tokens = 0
         self.new_tokens = 0
         self.seconds = 0.0  # spent on new tokens
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, and counts that survive JSON, to go on with the same tokens; between two tokens."""
+        groups = self.cache.groups  # one, or none before anything was read
+        tensors = groups[0].state() if groups else {}
+        tensors["newest"] = torch.tensor(list(self._newest), dtype=torch.int64)
+        tensors["random"] = self.sampler.random.get_state()
+        if self._logits is not None:
+            tensors["logits"] = self._logits
+        counts = {"slots": groups[0].counts() if groups else None, "seed": self.sampler.seed, "seconds": self.seconds}
+        return tensors, counts | {"read": self.read_tokens, "new": self.new_tokens}
+
+    def load_state(self, tensors: dict[str, Tensor], counts: dict[str, Any]) -> None:
+        """Go on from what `state` gave. Raises UserError, LookupError, TypeError or ValueError where it is not that."""
+        vocabulary, newest = self._model.config.get_text_config().vocab_size, tensors["newest"]
+        if newest.dtype != torch.int64 or (len(newest) and not 0 <= newest.min() <= newest.max() < vocabulary):
+            raise ValueError
+        on_device = {name: tensor.to(self._model.device) for name, tensor in tensors.items()}
+        if counts["slots"] is not None:
+            group = self.cache.new_group()
+            group.load(on_device, counts["slots"])
+            self.cache.groups, self.cache.tokens = [group], group.tokens
+            self._logits = on_device["logits"]
+            if self._logits.shape != (1, vocabulary):
+                raise ValueError
+        self._newest.extend(newest.tolist())
+        self.sampler.seed, self.seconds = counts["seed"], float(counts["seconds"])
+        self.sampler.random.set_state(tensors["random"].cpu())
+        for number in (counts["read"], counts["new"]):
+            require_count(number)
+        self.read_tokens, self.new_tokens = counts["read"], counts["new"]
 
     @torch.inference_mode()
     def read(self, ids: Sequence[int]) -> None:
@@ -159,6 +193,15 @@ class Characters:
         self._tokenizer = tokenizer
         self._context = list(before)[-4:]
         self._held: list[int] = []
+
+    def state(self) -> list[list[int]]:
+        return [self._context, self._held]
+
+    def load_state(self, state: list[list[int]]) -> None:
+        """Raises ValueError where `state` is not what `state` gave."""
+        if any(type(token) is not int or token < 0 for ids in state for token in ids):
+            raise ValueError
+        self._context, self._held = state
 
     def feed(self, token: int) -> str:
         self._held.append(token)

@@ -92,7 +92,7 @@ def json_lines(results: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(result, allow_nan=False) + "\n" for result in results)
 
 
-class _OutputFile:
+class OutputFile:
     """A file that grows with the run; every chunk is handed to the system before the next one is computed.
 
     mark: what `mark` gave in an earlier run; the file is cut back to that place and goes on from there.
@@ -106,6 +106,8 @@ class _OutputFile:
         self.failed = False
         self._newest = b""
         try:
+            if not mark and path.is_symlink() and path.parts[:2] != ("/", "dev"):
+                path.unlink()  # a link is replaced, as `write_whole` does; what it points to may be somebody else's
             self._file: BinaryIO = open(path, "r+b" if mark else "wb", buffering=0)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
             raise unwritable(path, error) from None
@@ -164,12 +166,13 @@ class _OutputFile:
         self.close()
 
 
-class LogWriter(_OutputFile):
+class LogWriter(OutputFile):
     """`--log`: one JSON object a chunk.
 
     token, byte: tokens and bytes of the input so far. nll: sum of the chunk's losses in nats, n: how many. ppl,
-    ppl_window: over all tokens so far, and over the last ones. slots: held after the chunk. With `several` inputs each
-    line names its `input`.
+    ppl_window: over all tokens so far, and over the last ones. slots: held after the chunk. halved: how often so far
+    memory ran out and a chunk was read in two halves, whose evictions come earlier; left out while that is never. With
+    `several` inputs each line names its `input`.
     """
 
     def __init__(self, path: Path, several: bool = False, mark: dict[str, Any] | None = None) -> None:
@@ -182,10 +185,12 @@ class LogWriter(_OutputFile):
     def __call__(self, progress: Progress) -> None:
         line: dict[str, Any] = {"input": progress.name} if self._several else {}
         line |= {field: getattr(progress, field) for field in LOG_FIELDS}
+        if progress.halved:
+            line["halved"] = progress.halved
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
 
-class LossWriter(_OutputFile):
+class LossWriter(OutputFile):
     """`--nll-out`: the losses as a NumPy array, float32 [scored], in nats; those of several inputs follow one another.
 
     It grows on disk, not in memory, and its header is corrected after every chunk: it can be loaded at any time.

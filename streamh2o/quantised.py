@@ -180,6 +180,10 @@ class QuantisedSlots(LayerSlots):
         self.used += count
         self._forget()
 
+    def set_back(self, used: int) -> None:
+        super().set_back(used)
+        self._forget()
+
     def _grow_full(self, needed: int) -> None:
         """Only a probe that is longer than a chunk comes here."""
         for name in ("keys", "values"):

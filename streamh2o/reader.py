@@ -74,6 +74,7 @@ class TokenReader:
         self.bos_added: bool = state["bos_added"] if state else False
         self.complete = False
         self._hash = hashlib.sha256()
+        self._state = state or self._standing(None)
         self._head = self._tail = b""  # first and last bytes handed out
         self._part: _Part | None = None
         self._given = 0  # tokens of the current part handed out
@@ -161,19 +162,13 @@ class TokenReader:
 
     def state(self) -> dict[str, Any]:
         """JSON-able: what has been handed out, whatever was read ahead, and where to tokenise on."""
-        place = self._place
-        return {
-            "place": list(place) if place else None,
-            "tokens": self.tokens,
-            "words": self.words_read,
-            "bytes": self.bytes_read,
-            "sha256": self.sha256,
-            "bos_added": self.bos_added,
-        }
+        return dict(self._state)
 
     def _advance(self) -> bool:
         """Makes sure that the current part has a token to hand out; False at the end."""
         if self._max_tokens is not None and self.tokens >= self._max_tokens:
+            if self._start and self._part is None:  # whether the input is the same shows when it is read again
+                next(self._parts, None)
             self.close()
         if self._stop.is_set():
             return False
@@ -200,8 +195,19 @@ class TokenReader:
         self._head = (self._head + taken[:8])[:8]
         self._tail = (self._tail + taken[-8:])[-8:]
         self._hashed = self.bytes_read - start
-        self._place = piece.place._replace(skip=piece.place.skip + self._given)
         self.complete = ended and piece.last and self._undecodable is None
+        if count:  # text without tokens, such as blanks that a tokenizer drops, is read again
+            self._state = self._standing(piece.place._replace(skip=piece.place.skip + self._given))
+
+    def _standing(self, place: Place | None) -> dict[str, Any]:
+        return {
+            "place": list(place) if place else None,
+            "tokens": self.tokens,
+            "words": self.words_read,
+            "bytes": self.bytes_read,
+            "sha256": self.sha256,
+            "bos_added": self.bos_added,
+        }
 
     def _wants_bos(self, piece: Piece) -> bool:
         return self._bos is not None and not (self._allow_special and int(piece.ids[0]) == self._bos)

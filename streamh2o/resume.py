@@ -1,26 +1,27 @@
-"""What `streamh2o ppl` saves of a run of several inputs, how often, and whether a later command may go on from it."""
+"""What `--checkpoint` saves of a run, how often, and whether a later command may go on from it."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from streamh2o.checkpoint import CheckpointFolder
 from streamh2o.errors import UsageError, UserError
-from streamh2o.outputs import LogWriter, LossWriter
+from streamh2o.outputs import OutputFile
 from streamh2o.report.plots import Curve
 
 if TYPE_CHECKING:
-    from streamh2o.policies import Policy
-    from streamh2o.run import PerplexityRun, RunOptions
+    import torch
+
     from streamh2o.text import Source
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _FIRST = ("policy", "cache", "sinks")  # from which other knobs follow, so they are named if they differ
+_LONGEST_SHOWN = 80  # characters of an option's value
 Tell = Callable[[str], None]
 
 
@@ -42,20 +43,23 @@ class Pace:
         return cls(float(match.group(1)) * _UNITS[match.group(2)])
 
 
-def describe(
-    sources: Sequence[Source], policy: Policy, options: RunOptions, model: tuple[str, str], place: dict[str, Any]
-) -> dict[str, Any]:
-    """All that the losses depend on, JSON-able.
+class Saveable(Protocol):
+    """What can be saved between two steps: `tokens` so far, and a state of tensors and of counts that survive JSON."""
 
-    model: its name and fingerprint. place: dtype, device, threads, kernel.
-    """
+    @property
+    def tokens(self) -> int: ...
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
+
+
+def describe(sources: Sequence[Source], options: dict[str, Any], model: tuple[str, str]) -> dict[str, Any]:
+    """All that the result depends on, JSON-able. options: by their names. model: its name and fingerprint."""
     from streamh2o.versions import versions
 
-    knobs = {each.name: getattr(policy, each.name) for each in fields(policy)}
     return {
         "inputs": [[source.name, source.size] for source in sources],
         "model": list(model),
-        "options": {**asdict(options), "policy": policy.name, **knobs, **place},
+        "options": options,
         "versions": versions(),
     }
 
@@ -85,7 +89,7 @@ def check_same(saved: dict[str, Any], now: dict[str, Any], tell: Tell) -> None:
         then, given = (each["options"].get(name) for each in (saved, now))
         if then != given:
             flag = "--" + name.replace("_", "-")
-            was, new = ("not given" if value is None else value for value in (then, given))
+            was, new = ("not given" if value is None else str(value)[:_LONGEST_SHOWN] for value in (then, given))
             raise UsageError(f"{flag} was {was} at the checkpoint and is {new} now; resume with the same options.")
     for name, version in saved["versions"].items():
         here = now["versions"].get(name)
@@ -98,37 +102,33 @@ def check_same(saved: dict[str, Any], now: dict[str, Any], tell: Tell) -> None:
 
 @dataclass
 class Outputs:
-    """The files that grow with a run, and its curves: what has to stand where it stood when the run goes on."""
+    """The files that grow with a run, by option, and its curves: what has to stand where it stood when it goes on."""
 
-    log: LogWriter | None = None
-    losses: LossWriter | None = None
+    files: dict[str, OutputFile] = field(default_factory=dict)
     curves: list[Curve] = field(default_factory=list)
     plotted: bool = False
 
     def state(self) -> dict[str, Any]:
-        return {
-            "--log": self.log.mark() if self.log else None,
-            "--nll-out": self.losses.mark() if self.losses else None,
-            "--plot": [asdict(curve) for curve in self.curves] if self.plotted else None,
-        }
+        marks: dict[str, Any] = {option: file.mark() for option, file in self.files.items()}
+        return marks | ({"--plot": [asdict(curve) for curve in self.curves]} if self.plotted else {})
 
 
-def check_outputs_same(saved: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raises UsageError where an output was named before and is not now, or the other way round: half would miss."""
-    for option, state in saved.items():
-        if (state is None) != (given[option] is None):
-            was, now = ("not given", "given") if state is None else ("given", "not given")
-            raise UsageError(
-                f"{option} was {was} before the checkpoint and is {now} now; resume with the same options."
-            )
+def check_outputs_same(saved: dict[str, Any], given: set[str]) -> None:
+    """Raises UsageError where an output was named before and is not now, or the other way round: half would miss.
+
+    saved: of `Outputs.state`. given: the options that name outputs now.
+    """
+    for option in sorted(saved.keys() ^ given):
+        was, now = ("given", "not given") if option in saved else ("not given", "given")
+        raise UsageError(f"{option} was {was} before the checkpoint and is {now} now; resume with the same options.")
 
 
 class Keeper:
     """Saves a run at its pace into a folder, and knows what `--resume` found there.
 
     results: of the inputs that are finished, which are not run again. state: of the input at hand at the checkpoint, as
-    `PerplexityRun` takes it, None where none was begun. marks: where the outputs stood, empty in a new run. finished:
-    the checkpoint is that of a run that came to its end.
+    `Saveable.state` gave it, None where none was begun. marks: where the outputs stood, empty in a new run. finished:
+    the checkpoint is that of a run that came to its end. tokens: of the newest checkpoint, None before the first.
     Raises UsageError where `folder` holds a checkpoint and `resume` is not set; UserError as `CheckpointFolder` does.
     """
 
@@ -143,7 +143,7 @@ class Keeper:
         self.finished = False
         self._tell, self._clock, self._saved_at = tell, clock, clock()
         self._identity: dict[str, Any] = {}
-        self._tokens: int | None = None  # of the newest checkpoint, all inputs together
+        self.tokens: int | None = None  # all inputs together
         self._folder = CheckpointFolder(folder)
         try:
             self._found = self._find(resume)
@@ -174,8 +174,8 @@ class Keeper:
         try:
             self.results, self.marks, self.finished = list(body["results"]), dict(body["outputs"]), body["finished"]
             self.state = None if body["run"] is None else (found.tensors, body["run"])
-            self._tokens = int(body["tokens"])
-            self.outputs.curves = [Curve(**curve) for curve in self.marks["--plot"] or ()]
+            self.tokens = int(body["tokens"])
+            self.outputs.curves = [Curve(**curve) for curve in self.marks.get("--plot", ())]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{found.path}: is damaged ({type(error).__name__}); start anew with another folder."
@@ -192,25 +192,29 @@ class Keeper:
             then.get("kernel", kernel) if kernel == "auto" else kernel,
         )
 
-    def check(self, identity: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Refuse to go on where anything differs. identity: of `describe`. outputs: by option, None where not given."""
-        log = outputs["--log"]
-        if log is not None and log.exists() and not log.is_file():
-            raise UsageError(f"--log {log}: this is no plain file, and --checkpoint may have to cut it back.")
+    def check(self, identity: dict[str, Any], outputs: dict[str, Path | None]) -> None:
+        """Refuse to go on where anything differs. identity: of `describe`. outputs: by option, those that grow."""
+        given = {option: path for option, path in outputs.items() if path is not None}
+        for option, path in given.items():
+            if option != "--plot" and path.exists() and not path.is_file():
+                raise UsageError(f"{option} {path}: this is no plain file, and --checkpoint may have to cut it back.")
         self._identity = identity
-        self.outputs.plotted = outputs["--plot"] is not None
+        self.outputs.plotted = "--plot" in given
         if self._found:
             check_same(self._found, identity, self._tell)
-            check_outputs_same(self.marks, outputs)
+            check_outputs_same(self.marks, set(given))
 
-    def keep(self, run: PerplexityRun, stopping: bool) -> None:
-        """Between two chunks: save if it is time, or if the run is `stopping`."""
+    def keep(self, run: Saveable, stopping: bool) -> None:
+        """Between two steps: save if it is time, or if the run is `stopping`."""
         tokens = self._finished_tokens() + run.tokens
-        if self._due(tokens) or (stopping and tokens != self._tokens):
+        if stopping or self._due(tokens):
             self._save(tokens, *run.state())
 
     def done(self, result: dict[str, Any], stopping: bool, last: bool) -> None:
-        """An input is finished; its result is saved at once if the run is `stopping`, or if it was the `last` one."""
+        """An input is finished; its result is saved at once if the run is `stopping`, or if it was the `last` one.
+
+        result: JSON-able, with `tokens`.
+        """
         self.results.append(result)
         tokens = self._finished_tokens()
         if stopping or last or self._due(tokens):
@@ -221,7 +225,7 @@ class Keeper:
 
     def _due(self, tokens: int) -> bool:
         if self.pace.tokens is not None:
-            return tokens - (self._tokens or 0) >= self.pace.tokens
+            return tokens - (self.tokens or 0) >= self.pace.tokens
         assert self.pace.seconds is not None
         return self._clock() - self._saved_at >= self.pace.seconds
 
@@ -237,10 +241,10 @@ class Keeper:
             "finished": finished,
         }
         self._folder.save(body, tensors)
-        self._tokens, self._saved_at = tokens, self._clock()
+        self.tokens, self._saved_at = tokens, self._clock()
 
     def where(self) -> str | None:
         """One sentence: what is saved and how to go on; None where nothing is."""
-        if self._tokens is None:
+        if self.tokens is None:
             return None
-        return f"{self._folder.folder} holds a checkpoint after {self._tokens:,} tokens; --resume goes on from it."
+        return f"{self._folder.folder} holds a checkpoint after {self.tokens:,} tokens; --resume goes on from it."

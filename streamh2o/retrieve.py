@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamh2o.stream import Stream
 
 KEPT = 64  # candidates remembered per question while the text passes
+_KINDS = {"places": torch.int64, "nll": torch.float32, "total": torch.float64, "count": torch.int64}  # as saved
 BATCH_TOKENS = 1024  # of one pass over short texts
 
 
@@ -50,6 +51,21 @@ class _Seen:
         self.parts.append((part, nll))
         if len(self.parts) >= 2 * KEPT:
             self.parts = self.ranked(KEPT)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What `load_state` takes."""
+        assert self.total is not None
+        return {
+            "places": torch.tensor([[part.start, part.end] for part, _ in self.parts]),
+            "nll": torch.from_numpy(np.stack([nll for _, nll in self.parts])),
+            "total": torch.from_numpy(self.total),
+            "count": torch.tensor(self.count),
+        }
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        places, nll = state["places"].tolist(), state["nll"].numpy()
+        self.parts = [(Part(*place), each) for place, each in zip(places, nll, strict=True)]
+        self.total, self.count = state["total"].numpy(), int(state["count"])
 
     def ranked(self, count: int) -> list[tuple[Part, np.ndarray]]:
         return sorted(self.parts, key=lambda each: gain(self.typical, each[1]), reverse=True)[:count]
@@ -100,6 +116,24 @@ class Retriever:
                 nll = losses(hidden[before], wanted, stream.logits).cpu().numpy()
             for q, each in zip(group, _split(nll, [len(self.ids[q]) for q in group]), strict=True):
                 self._seen[q].add(part, each)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The places remembered of every question, to go on from; empty before the first `look`."""
+        seen = [(number, each) for number, each in enumerate(self._seen) if each.count]
+        return {f"question{number}.{name}": part for number, each in seen for name, part in each.state().items()}
+
+    def load_state(self, tensors: dict[str, torch.Tensor], end: int) -> None:
+        """Put back what `state` gave after `end` bytes. Raises KeyError, TypeError or ValueError for anything else."""
+        for number, (seen, ids) in enumerate(zip(self._seen, self.ids, strict=True)):
+            parts = {name: tensors[f"question{number}.{name}"] for name in _KINDS}
+            if any(parts[name].dtype != kind for name, kind in _KINDS.items()):
+                raise TypeError
+            n = len(parts["places"])
+            if not n or parts["nll"].shape != (n, len(ids)) or parts["total"].shape != (len(ids),):
+                raise ValueError
+            if parts["count"] < n or parts["places"].min() < 0 or parts["places"].max() > end:
+                raise ValueError
+            seen.load_state(parts)
 
     def best(self, question: int, count: int) -> list[tuple[Part, float]]:
         """The parts after which the question is likeliest, best first, with their gains in nats."""

@@ -14,6 +14,7 @@ import torch
 
 from streamh2o import kernel
 from streamh2o.errors import UsageError, UserError
+from streamh2o.halving import out_of_memory
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
@@ -21,7 +22,7 @@ from streamh2o.policies import Policy
 from streamh2o.progress import Observer, Progress
 from streamh2o.quantised import require_bits
 from streamh2o.replay import Replay
-from streamh2o.saved_state import require_sound
+from streamh2o.saved_state import require_sound, telling_damage
 from streamh2o.stream import Fed, Stream
 from streamh2o.text import Block, Source, TokenReader
 from streamh2o.versions import versions
@@ -106,8 +107,8 @@ def naming_memory(what: str) -> Iterator[None]:
     """Raise UserError, which begins with `what`, where the block runs out of memory."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # of which torch.OutOfMemoryError is one
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         raise UserError(f"{what}; free some, or use a smaller --chunk, --cache or model.") from error
 
@@ -153,17 +154,13 @@ class PerplexityRun:
         if not saved:
             return open_reader(self.source, self.loaded.tokenizer, self.options)
         tensors, counts = saved
-        try:
+        with telling_damage(self.source.name):
             require_sound(tensors, counts, self.loaded.model.config.get_text_config().hidden_size)
             device = self.loaded.device
             self.stream.load_state({name: tensor.to(device) for name, tensor in tensors.items()}, counts["stream"])
             self.perplexity.load_state(counts["perplexity"])
             self._seconds_before = float(counts["seconds"])
             return open_reader(self.source, self.loaded.tokenizer, self.options, counts["reader"])
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
-            raise UserError(
-                f"{self.source.name}: the saved state is damaged ({type(error).__name__}); start anew."
-            ) from error
 
     def __enter__(self) -> PerplexityRun:
         return self
@@ -176,6 +173,11 @@ class PerplexityRun:
     def tokens(self) -> int:
         """Read and scored so far, without a BOS."""
         return self._tokens
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the input, those that the tokens so far cover."""
+        return self._bytes
 
     @property
     def seconds(self) -> float:
@@ -246,6 +248,7 @@ class PerplexityRun:
             slots=self.stream.slots,
             budget=self.stream.policy.cache,
             composition=self.stream.composition(),
+            halved=self.stream.halved,
         )
 
     def _fraction(self) -> float | None:
@@ -320,6 +323,7 @@ class PerplexityRun:
             "kv_bytes": stream.kv_bytes,
             "max_slots": stream.max_slots,
             "evictions": stream.evictions,
+            "halved": stream.halved,
             "complete": self.complete,
             "versions": versions(),
         }

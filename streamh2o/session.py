@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,13 +16,17 @@ from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.outputs import json_lines, write_whole
 from streamh2o.prompts import Prompter
 from streamh2o.report.visible import visible
+from streamh2o.saved_state import require_count, require_reader, telling_damage
 from streamh2o.text import TokenReader
 from streamh2o.transcript import Transcript
 from streamh2o.versions import versions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from streamh2o.chat import Talk
     from streamh2o.models import Loaded
+    from streamh2o.resume import Keeper
     from streamh2o.stream_cache import StreamCache
     from streamh2o.text import Source
 
@@ -77,6 +81,38 @@ class Session:
         }
 
 
+@dataclass
+class Standing:
+    """Where the continuation of a text stands between two blocks read or two tokens written, for `--checkpoint`.
+
+    reader: of `TokenReader.state`, until the text has been read. written: new tokens.
+    """
+
+    generator: Generator
+    characters: Characters
+    reader: dict[str, Any] | None = None
+    read: bool = False
+    written: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.generator.read_tokens + self.generator.new_tokens
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, counts = self.generator.state()
+        rest = {"reader": self.reader, "read": self.read, "written": self.written}
+        return tensors, {**rest, "generator": counts, "characters": self.characters.state()}
+
+    def load_state(self, tensors: dict[str, Tensor], counts: dict[str, Any]) -> None:
+        """Raises UserError, LookupError, TypeError or ValueError where it is not what `state` gave."""
+        require_count(counts["written"])
+        if counts["reader"] is not None:
+            require_reader(counts["reader"])
+        self.reader, self.read, self.written = counts["reader"], bool(counts["read"]), counts["written"]
+        self.characters.load_state(counts["characters"])
+        self.generator.load_state(tensors, counts["generator"])
+
+
 def run(
     session: Session,
     source: Source | None,
@@ -85,35 +121,56 @@ def run(
     transcript: Path | None,
     json: Path | None,
     quiet: bool,
+    keeper: Keeper | None = None,
 ) -> int:
     """Write until the session's count, the model's end, the end of a chat, or Ctrl-C; returns the exit code.
 
-    source: the text to continue; talk: the chat, where there is none. reading: options of `TokenReader`.
+    source: the text to continue; talk: the chat, where there is none. reading: options of `TokenReader`. keeper: saves
+    the continuation of a text, and knows where it goes on.
     """
     generator = session.generator()
+    standing = Standing(generator, Characters(session.loaded.tokenizer))
+    keep = keeper.keep if keeper else lambda *_: None
     with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
-        file = stack.enter_context(Transcript(transcript)) if transcript is not None else None
+        file = None
+        if transcript is not None:
+            file = stack.enter_context(Transcript(transcript, keeper.marks.get("--transcript") if keeper else None))
+        if keeper is not None and file is not None:
+            keeper.outputs.files["--transcript"] = file
+        if keeper is not None and keeper.state is not None:
+            with telling_damage("The checkpoint"):
+                standing.load_state(*keeper.state)
         writer = Writer(file, shown=str(json) != "-")
         try:
             if talk is not None:
                 _chat(session, generator, talk, writer, interrupt)
             elif source is not None:
-                before = _read(session, generator, source, reading, interrupt)
-                _write(session, generator, before, writer, interrupt)
+                _read(session, standing, source, reading, interrupt, keep)
+                _write(session, standing, writer, interrupt, keep)
         except Stopped:
             session.stopped = "interrupted"
-    interrupted = session.stopped == "interrupted"
-    result = session.result(generator, complete=not interrupted)
-    if json is not None and str(json) != "-":
-        write_whole(json, json_lines([result]).encode())
-    if str(json) == "-":
-        print(json_lines([result]), end="", flush=True)
+            keep(standing, True)
+        interrupted = session.stopped == "interrupted"
+        result = session.result(generator, complete=not interrupted)
+        if keeper is not None and not interrupted:
+            keeper.done({"tokens": standing.tokens, **result}, stopping=False, last=True)
+    report(result, json)
     if not quiet and generator.seconds:
         rate, slots = generator.new_tokens / generator.seconds, session.cache.max_slots
         note = f"{generator.new_tokens:,} tokens, {rate:.1f} tokens/s, at most {slots:,} slots, seed "
         print(f"\n{note}{generator.sampler.seed}", file=sys.stderr, flush=True)
+        if keeper is not None and interrupted and (where := keeper.where()):
+            print(where, file=sys.stderr, flush=True)
     return _INTERRUPTED if interrupted else 0
+
+
+def report(result: dict[str, Any], json: Path | None) -> None:
+    """The result to where `--json` says."""
+    if json is not None and str(json) != "-":
+        write_whole(json, json_lines([result]).encode())
+    if str(json) == "-":
+        print(json_lines([result]), end="", flush=True)
 
 
 class Writer:
@@ -135,31 +192,50 @@ class Writer:
 
 
 def _read(
-    session: Session, generator: Generator, source: Source, reading: dict[str, Any], interrupt: Interrupt
-) -> list[int]:
-    """Read the whole text; returns its last ids."""
-    last: list[int] = []
-    with TokenReader(source, session.loaded.tokenizer, **reading) as reader, interrupt.waiting():
-        for block in reader.blocks(session.cache.chunk):
-            last = block.ids.tolist()
-            generator.read(last)
-    if not last:
+    session: Session,
+    standing: Standing,
+    source: Source,
+    reading: dict[str, Any],
+    interrupt: Interrupt,
+    keep: Callable[[Standing, bool], None],
+) -> None:
+    """Read the whole text, or what is left of it."""
+    if standing.read:
+        return
+    with TokenReader(source, session.loaded.tokenizer, **reading, state=standing.reader) as reader:
+        while True:
+            with interrupt.waiting():
+                block = reader.read(session.cache.chunk)
+            if block is None:
+                break
+            standing.generator.read(block.ids.tolist())
+            standing.characters = Characters(session.loaded.tokenizer, block.ids.tolist())
+            standing.reader = reader.state()
+            keep(standing, False)
+    if not standing.tokens:
         raise UserError(f"{source.name}: is empty, so there is nothing to continue; give it a word at least.")
-    return last
+    standing.read = True
 
 
-def _write(session: Session, generator: Generator, before: list[int], writer: Writer, interrupt: Interrupt) -> None:
+def _write(
+    session: Session,
+    standing: Standing,
+    writer: Writer,
+    interrupt: Interrupt,
+    keep: Callable[[Standing, bool], None] = lambda *_: None,
+) -> None:
     """New text until the session's count, the model's end, or Ctrl-C."""
-    characters = Characters(session.loaded.tokenizer, before)
+    characters = standing.characters
     session.stopped = "max-new-tokens"
-    written = 0
-    for written, token in enumerate(generator.tokens(session.count), 1):  # noqa: B007 (used below)
+    for token in standing.generator.tokens(None if session.count is None else session.count - standing.written):
+        standing.written += 1
         writer.write(characters.feed(token))
+        keep(standing, interrupt.requested)
         if interrupt.requested:
             session.stopped = "interrupted"
             break
     else:
-        if session.count is None or written < session.count:
+        if session.count is None or standing.written < session.count:
             session.stopped = "end"
     writer.write(characters.flush())
 
@@ -170,7 +246,7 @@ def _chat(session: Session, generator: Generator, talk: Talk, writer: Writer, in
         writer.write(f"> {words}\n\n", said=True)
         ids = talk.turn(words)
         generator.read(ids)
-        _write(session, generator, ids, writer, interrupt)
+        _write(session, Standing(generator, Characters(session.loaded.tokenizer, ids)), writer, interrupt)
         writer.write("\n\n")
         if interrupt.requested:
             return

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from streamh2o.architectures import learned_positions, positions_for, require_su
 from streamh2o.attachment import attach, detach
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError, UserError
+from streamh2o.halving import Before, out_of_memory
 from streamh2o.head import logits_function, losses
 from streamh2o.memory import require_memory
 from streamh2o.policies import Policy
@@ -95,6 +96,7 @@ class Stream:
             self.cache.evicting = attend_and_evict
         self.tokens = 0  # read so far
         self.scored = 0  # losses given so far, per sequence
+        self.halved = 0  # how often memory ran out in a pass and its tokens were read, or scored, in two halves
         self._decoder: Any = model.get_decoder()
         self._logits = logits_function(model)
         self._cache_argument = cache_argument(model)
@@ -133,19 +135,49 @@ class Stream:
         """
         self.require_room(ids)
         ids = ids.to(self.model.device)
-        hidden = self._read(ids)
+        hidden = self._read_or_halve(ids)
         nll = None
         if score:
             before, targets = self.predictions(ids, hidden)
-            nll = losses(before.flatten(0, 1), targets.flatten(), self._logits).view(targets.shape)
+            nll = self._losses(before.flatten(0, 1), targets.flatten()).view(targets.shape)
         fed = self.took(hidden, nll)
         if not torch.isfinite(fed.losses).all():
-            first = int((~torch.isfinite(fed.losses)).any(0).nonzero()[0])
-            raise UserError(
-                f"The loss of token {self.tokens - fed.losses.shape[1] + first} is not a finite number "
-                f"({self.model.dtype}); try --dtype float32."
-            )
+            self._not_finite(fed)
         return fed
+
+    def _not_finite(self, fed: Fed) -> NoReturn:
+        start = self.tokens - fed.hidden.shape[1]
+        first = self.tokens - fed.losses.shape[1] + int((~torch.isfinite(fed.losses)).any(0).nonzero()[0])
+        # Inside a chunk it spoils the queries before it too: zero times infinity is not zero.
+        later = f" or of one after it, up to {self.tokens}," if first > start else ""
+        raise UserError(
+            f"The loss of token {first}{later} is not a finite number ({self.model.dtype}); try --dtype float32"
+            f"{' and, to know the token, --chunk 1' if later else ''}."
+        )
+
+    def _losses(self, before: Tensor, targets: Tensor) -> Tensor:
+        try:
+            return losses(before, targets, self._logits)
+        except (MemoryError, RuntimeError) as error:
+            if len(targets) < 2 or not out_of_memory(error):
+                raise
+        self.halved += 1
+        halves = zip(before.tensor_split(2), targets.tensor_split(2), strict=True)
+        return torch.cat([self._losses(*half) for half in halves])
+
+    def _read_or_halve(self, ids: Tensor) -> Tensor:
+        """`_read`, and where memory runs out, the same in two halves: evictions then come at the end of each."""
+        before, tail = Before(self.cache) if ids.shape[1] > 1 else None, self._tail
+        try:
+            return self._read(ids)
+        except (MemoryError, RuntimeError) as error:
+            if before is None or not out_of_memory(error):
+                raise
+            self._tail = tail
+            if not (self.policy.recomputes or before.restore(self.cache)):
+                raise
+        self.halved += 1  # out here nothing holds what the failed pass had made
+        return torch.cat([self._read_or_halve(half) for half in ids.tensor_split(2, dim=1)], dim=1)
 
     def _read(self, ids: Tensor) -> Tensor:
         """One forward pass; hidden states [batch, n, hidden_size] of `ids`."""
@@ -270,6 +302,7 @@ class Stream:
             "cache_tokens": self.cache.tokens,
             "evictions": self.cache.evictions,
             "max_slots": self.cache.max_slots,
+            "halved": self.halved,
         }
         return tensors, counts
 
@@ -277,7 +310,7 @@ class Stream:
         """Go on from what `state` gave. Raises UserError where it does not fit this model."""
         self.cache.load_state(tensors, counts["cache_tokens"], counts["evictions"], counts["max_slots"])
         self._last_hidden, self._tail = tensors.get("last_hidden"), tensors.get("tail")
-        self.tokens, self.scored = counts["tokens"], counts["scored"]
+        self.tokens, self.scored, self.halved = counts["tokens"], counts["scored"], counts["halved"]
 
 
 def cache_argument(model: PreTrainedModel) -> str:

@@ -190,9 +190,9 @@ class StreamCache(FixedCache):
             raise UserError("A StreamCache takes attention masks of two dimensions, which tell the padding.")
         start = self._padding(None if mask is None else mask[:, -columns:].bool(), rows)
         if len(set(start)) > 1 and not self.groups:
-            self.groups = [self._new_group() for _ in range(rows)]
+            self.groups = [self.new_group() for _ in range(rows)]
         if not self.groups:
-            self.groups = [self._new_group()]
+            self.groups = [self.new_group()]
         if len(self.groups) == 1 or columns == 1:
             return _cut(self.groups, None, start[0], columns, self.chunk)
         return [
@@ -216,7 +216,8 @@ class StreamCache(FixedCache):
         counts: list[int] = start.tolist()
         return counts
 
-    def _new_group(self) -> DecodingCache:
+    def new_group(self) -> DecodingCache:
+        """An empty one."""
         return DecodingCache(self.policy, self.rotary, self.layers_count, self.chunk, self.evict_every)
 
     def begin(self, groups: list[DecodingCache], count: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from streamh2o.outputs import _OutputFile
+from streamh2o.outputs import OutputFile
 
 
-class Transcript(_OutputFile):
+class Transcript(OutputFile):
     """A UTF-8 text file that grows. Raises UserError where it cannot be written."""
 
     def __enter__(self) -> Transcript:

@@ -20,3 +20,12 @@ def plain_torch():
 
     if "streamh2o.kernel" in sys.modules:
         sys.modules["streamh2o.kernel"].choose("torch")
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Starts `streamh2o` in a process of its own; see tests/programs.py."""
+    from tests.programs import starter
+
+    with starter() as begin:
+        yield begin

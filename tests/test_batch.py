@@ -194,7 +194,7 @@ def test_a_batch_and_a_checkpoint_or_another_definition_are_refused_in_one_sente
     streamh2o, model, documents, tmp_path
 ):
     for extra, said in (
-        (("--checkpoint", tmp_path / "c"), "--checkpoint saves one input on one device; leave it or --batch out"),
+        (("--checkpoint", tmp_path / "c"), "--checkpoint saves one input at a time; leave it or --batch out"),
         (("--ppl-def", "hf"), "--batch belongs to --ppl-def stream"),
         (("--rows",), "--rows"),
     ):

@@ -289,7 +289,17 @@ def test_sinks_are_for_policies_that_keep_sinks():
 
 @pytest.mark.parametrize(
     ("spec", "rule"),
-    [("h3o", "No policy is called"), ("h2o:recent", "NAME:KNOB=VALUE"), ("h2o:colour=3", "no knob 'colour'")],
+    [
+        ("h3o", "No policy is called"),
+        ("h2o:recent", "NAME:KNOB=VALUE"),
+        ("h2o:colour=3", "no knob 'colour'"),
+        ("h2o:cache=3", "cache is no knob"),
+        ("h2o:recent=30.0", "--recent is 30.0; it must be a whole number"),
+        ("h2o:sinks=few", "--sinks is 'few'; it must be a whole number"),
+        ("streamh2o:far=2.5", "--far is 2.5; it must be a whole number"),
+        ("h2o:decay=fast", "--decay is 'fast'; it must be a number"),
+        ("h2o:positions=3", "--positions is 3; it must be rolled or distance"),
+    ],
 )
 def test_a_wrong_policy_is_named(spec, rule):
     with pytest.raises(UsageError, match=rule):

@@ -1,11 +1,9 @@
 """Faults, each caused for real: processes are killed, disks fill up, inputs change, memory runs out."""
 
 import json
-import multiprocessing
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +20,8 @@ from streamh2o.run import RunFailed, RunOptions, run_perplexity
 from streamh2o.stream import Stream
 from streamh2o.text import open_inputs
 from tests.call import call_streamh2o, one_sentence
-from tests.test_resume import SMALL, Outputs
+from tests.programs import ended, size, wait_for
+from tests.test_resume import SMALL, SPEED, Outputs
 from tests.tiny import llama
 from tests.tiny_folder import TEXT, make_book, make_folder
 
@@ -50,56 +49,6 @@ def streamh2o(capsys, monkeypatch):
     return call_streamh2o(capsys, monkeypatch)
 
 
-def _program(arguments: list[str], folder: str, file_size: int | None) -> None:
-    """What a started process does: `streamh2o`, its output in two files of `folder`."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        handle = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(handle, number)
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests are a shell's background job
-    if file_size is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    from streamh2o.cli.main import run
-
-    run(arguments)
-
-
-@pytest.fixture(scope="module")
-def start():
-    """Starts `streamh2o` in a process of its own, by a fork of one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers.models.llama.modeling_llama", "tests.test_faults"])
-    started = []
-
-    def begin(folder: Path, *arguments, file_size: int | None = None):
-        process = context.Process(target=_program, args=([str(one) for one in arguments], str(folder), file_size))
-        process.start()
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.join()
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def wait_for(condition, process, seconds: float = 120) -> None:
-    """Until `condition()` holds or the process has ended."""
-    end = time.monotonic() + seconds
-    while process.is_alive() and not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.001)
-
-
-def ended(process, seconds: float = 120) -> int:
-    process.join(seconds)
-    return process.exitcode
-
-
 # Killed
 
 
@@ -125,6 +74,44 @@ def test_a_run_killed_twenty_times_ends_with_the_same_losses_and_the_same_log(st
     assert ended(start(tmp_path, *saving)) == 0, (tmp_path / "stderr").read_text()
     assert broken.contents() == unbroken.contents()
     assert len(broken.contents()[0]) == -(-30_000 // 64)
+
+
+@pytest.mark.parametrize("command", ["compare", "needle"])
+def test_of_a_killed_evaluation_the_finished_cells_stay_and_the_rest_is_run(start, model, tmp_path, command):
+    text = tmp_path / "book.txt"
+    text.write_text("".join(f"{number}. {TEXT}" for number in range(60)))
+    common = (command, text, "--model", model, "--chunk", 64, "--dtype", "float32", "--threads", 1, "--quiet")
+    common += {
+        "compare": ("--cache", "64,128", "--policy", "h2o,streamingllm,streamh2o"),
+        "needle": ("--cache", 448, "--policy", "answer,h2o,full", "--lengths", "200,300", "--depths", "20,80"),
+    }[command]
+    assert ended(start(tmp_path, *common, "--out", tmp_path / "whole")) == 0, (tmp_path / "stderr").read_text()
+
+    def cells(folder: str) -> dict[str, Path]:
+        found = (tmp_path / folder).rglob("*.json")
+        return {path.name: path for path in found if path.name != f"{command}.json"}
+
+    def when() -> dict[str, int]:
+        return {name: path.stat().st_mtime_ns for name, path in cells("broken").items()}
+
+    before: dict[str, int] = {}
+    for kill in range(3):
+        process, had = start(tmp_path, *common, "--out", tmp_path / "broken"), len(before)
+        wait_for(lambda had=had: len(cells("broken")) > had, process)
+        time.sleep(0.02 * kill)
+        process.kill()
+        ended(process)
+        assert before.items() <= when().items()
+        before = when()
+    assert ended(start(tmp_path, *common, "--out", tmp_path / "broken")) == 0, (tmp_path / "stderr").read_text()
+    assert before.items() <= when().items()
+    whole, broken = ({n: lasting(path) for n, path in cells(folder).items()} for folder in ("whole", "broken"))
+    assert broken == whole
+
+
+def lasting(path: Path) -> dict:
+    """A cell without what a clock and the machine say."""
+    return {name: value for name, value in json.loads(path.read_text()).items() if name not in SPEED}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -230,20 +217,82 @@ def test_memory_that_the_user_limits_counts_as_all_there_is(tmp_path):
     assert 40_000_000 < int(out) <= 50_000_000
 
 
-def test_no_memory_in_the_middle_of_a_chunk_ends_with_what_was_finished(loaded, book):
-    chunks = iter(range(5))
+def short_of_memory(model, limit: int):
+    """From the sixth pass on the second layer finds no memory for more than `limit` tokens."""
+    passes = iter(range(5))
 
     def take_too_much(module, arguments):
-        if next(chunks, None) is None:
+        if next(passes, None) is None and arguments[0].shape[1] > limit:
             torch.empty(2**46)
 
-    layer = loaded.model.model.layers[1].register_forward_pre_hook(take_too_much)
+    return model.model.layers[1].register_forward_pre_hook(take_too_much)
+
+
+def test_no_memory_even_for_one_token_ends_with_what_was_finished(loaded, book):
+    hook = short_of_memory(loaded.model, 0)
     try:
         with pytest.raises(RunFailed, match="out of memory after 160 tokens; free some") as caught:
             run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
     finally:
-        layer.remove()
+        hook.remove()
     assert (caught.value.result["tokens"], caught.value.result["complete"]) == (160, False)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "streamh2o", "topk", "recompute", "full"])
+@pytest.mark.parametrize("kv_bits", [16, 4])
+def test_a_chunk_without_memory_is_read_in_halves_as_if_it_had_been_so_from_the_start(loaded, policy, kv_bits):
+    """The cache is put back: what follows is what it would be had the chunk never been tried."""
+    ids = torch.tensor([loaded.tokenizer(TEXT * 6, add_special_tokens=False).input_ids[:224]])
+    how = (loaded.model, make_policy(policy, cache=64))
+    with Stream(*how, chunk=32, kv_bits=kv_bits) as stream:
+        sizes = [32] * 5 + ([16] * 4 if kv_bits == 16 else [8] * 8)
+        expected = torch.cat([stream.feed(part).losses for part in ids.split(sizes, dim=1)], dim=1)
+    hook = short_of_memory(loaded.model, 16 if kv_bits == 16 else 8)
+    if policy == "recompute":
+        hook.remove()
+        hook = short_of_memory(loaded.model, 64 + (16 if kv_bits == 16 else 8))
+    try:
+        with Stream(*how, chunk=32, kv_bits=kv_bits) as stream:
+            given = torch.cat([stream.feed(part).losses for part in ids.split(32, dim=1)], dim=1)
+    finally:
+        hook.remove()
+    assert stream.halved == (2 if kv_bits == 16 else 6)
+    assert torch.allclose(given, expected, atol=1e-5)
+
+
+def test_no_memory_for_the_logits_scores_in_halves(loaded, book, monkeypatch):
+    whole = run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
+    from streamh2o import stream
+
+    losses = stream.losses
+
+    def short(hidden, targets, logits):
+        if len(targets) > 20:
+            raise MemoryError
+        return losses(hidden, targets, logits)
+
+    monkeypatch.setattr(stream, "losses", short)
+    result = run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
+    assert result["nll_sum"] == pytest.approx(whole["nll_sum"], rel=1e-6)
+    assert (result["halved"], whole["halved"]) == (-(-result["tokens"] // 32) - (result["tokens"] % 32 <= 20), 0)
+
+
+def test_a_halved_chunk_is_said_in_log_result_and_on_stderr(streamh2o, model, book, tmp_path, monkeypatch):
+    read, passes = Stream._read, iter(range(4))
+
+    def short(self, ids):
+        if next(passes, None) is None and ids.shape[1] > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(self, ids)
+
+    monkeypatch.setattr(Stream, "_read", short)
+    log = tmp_path / "a.jsonl"
+    code, out, err = streamh2o("ppl", book, "--model", model, *SMALL, "--log", log, "--json", "-")
+    assert code == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line.get("halved", 0) for line in lines] == [0, 0, 0, 0, 1, 2, 3, 3]
+    assert json.loads(out)["halved"] == 3
+    assert "memory ran out 3 times, and those chunks were read in halves" in err
 
 
 # Inputs that change under the reader

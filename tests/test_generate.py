@@ -312,9 +312,16 @@ def test_ctrl_c_ends_an_endless_text_with_its_transcript(folder, tmp_path):
 
 
 def test_sampling_that_makes_no_sense_is_refused():
-    for wrong in ({"top_k": -1}, {"min_p": 2}, {"repetition_penalty": 0}, {"repeat_last": -1}):
+    for wrong in ({"top_k": -1}, {"min_p": 2}, {"repetition_penalty": 0}, {"repeat_last": -1}, {"seed": 2**64}):
         with pytest.raises(UsageError):
             Sampling(**wrong)
+
+
+def test_the_coldest_temperature_is_greedy_and_overflows_nothing():
+    logits = torch.tensor([[1e4, -1e4, 2e4, 0.0]])
+    for temperature in (1e-300, 1e-5, 2e-4):
+        sampler = Sampler(Sampling(temperature=temperature, seed=0), torch.device("cpu"))
+        assert sampler(logits.clone(), torch.tensor([[3]])) == 2
 
 
 def test_a_call_of_generate_itself_takes_the_same_cache(loaded):

@@ -2,6 +2,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from streamh2o.errors import UsageError, UserError
 from streamh2o.outputs import LOG_FIELDS, LogWriter, LossWriter, check_outputs, write_whole
 from streamh2o.progress import Progress
+from streamh2o.transcript import Transcript
 
 
 def progress(losses=(1.0, 2.0), **changes) -> Progress:
@@ -111,6 +114,22 @@ def test_writing_whole_replaces_a_link_instead_of_following_it(tmp_path):
     write_whole(link, b"new")
     assert kept.read_text() == "precious"
     assert link.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("kind", [LogWriter, LossWriter, Transcript])
+def test_a_growing_file_replaces_a_link_instead_of_following_it(tmp_path, kind):
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / "mine").symlink_to(tmp_path / "theirs")
+    kind(tmp_path / "mine").close()
+    assert (tmp_path / "theirs").read_text() == "theirs"
+    assert not (tmp_path / "mine").is_symlink()
+
+
+def test_a_link_below_dev_is_what_the_system_makes_of_it(tmp_path):
+    code = "from pathlib import Path; from streamh2o.transcript import Transcript\n"
+    code += "Transcript(Path('/dev/stdout')).write('here')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("here", "")
 
 
 def test_writing_whole_leaves_nothing_beside_and_keeps_the_usual_permissions(tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from streamh2o.errors import UsageError, UserError
+from streamh2o.machine import rss_bytes
 from streamh2o.text import Source, TokenReader, open_inputs
 from tests import toy_tokenizers
 from tests.toy_tokenizers import CORPUS, smollm2
@@ -343,6 +344,17 @@ def test_the_state_is_of_what_was_handed_out_not_of_what_was_read_ahead():
     assert state["sha256"] == hashlib.sha256(DATA[: state["bytes"]]).hexdigest()
 
 
+def test_text_without_tokens_is_not_counted_twice_when_resumed():
+    data = b"\x14\x02" * 50 + b" word " + b"\x02 " * 40  # control characters, which this tokenizer drops
+    reader = TokenReader(source(data), toy_tokenizers.wordpiece())
+    read_all(reader)
+    for taken in (reader, TokenReader(source(data[:100]), toy_tokenizers.wordpiece())):
+        read_all(taken)
+        whole = TokenReader.resume(source(data), toy_tokenizers.wordpiece(), taken.state())
+        read_all(whole)
+        assert (whole.words_read, whole.bytes_read) == (reader.words_read, len(data))
+
+
 def test_max_tokens_counts_the_tokens_before_the_state_too():
     reader = TokenReader(source(DATA), toy_tokenizers.gpt2(), max_tokens=100)
     reader.read(60)
@@ -399,6 +411,27 @@ def _feed(write: int, data: bytes) -> None:
 
 
 # Hostile input
+
+
+@pytest.mark.parametrize("size", [3_000_000, pytest.param(100_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("line", [b"word \x00\x1b[2J ", b"x"])
+def test_one_line_of_a_hundred_megabytes_is_read_in_flat_memory(size, line):
+    class Line(io.RawIOBase):
+        left = size
+
+        def read(self, count=-1):
+            count = min(count, self.left)
+            self.left -= count
+            return (line * (count // len(line) + 1))[:count]
+
+    reader = TokenReader(Source("line.txt", None, Line), toy_tokenizers.gpt2())
+    early = 0
+    with reader:
+        for block in reader.blocks(4096):
+            assert len(block.ids)
+            early = early or (rss_bytes() if reader.bytes_read > size // 3 else 0)
+    assert reader.bytes_read == size
+    assert rss_bytes() - early < 60_000_000
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"text ", b"\r\n", b"\0" * 50, b"<|im_end|>"])).map(b"".join))

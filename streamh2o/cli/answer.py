@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,11 @@ from streamh2o.cli.manual import ManualCommand, make_app
 if TYPE_CHECKING:
     from streamh2o.answer import Answer, SoFar
     from streamh2o.extract import Field
+    from streamh2o.models import Loaded
+    from streamh2o.report.live import Display
+    from streamh2o.resume import Keeper
+    from streamh2o.run import RunOptions
+    from streamh2o.sources import Source
 
 app = make_app()
 _INTERRUPTED = 130
@@ -89,6 +95,9 @@ def answer(
         typer.Option("--json", metavar="FILE|-", rich_help_panel="Output", help="The answers as one JSON object."),
     ] = None,
     quiet: opt.Quiet = False,
+    checkpoint: opt.Checkpoint = None,
+    checkpoint_every: opt.CheckpointEvery = "60s",
+    resume: opt.Resume = False,
 ) -> None:
     """Answer questions about a text of any length, and show where in the text each answer stands.
 
@@ -103,6 +112,9 @@ def answer(
     its evidence. With --every, --json - prints one JSON object a line, with `token` saying after how many.
 
     Ctrl-C ends the reading and answers from what was read; a second Ctrl-C quits at once.
+
+    With --checkpoint DIR the reading is saved once a minute, and when it is stopped; the same command with --resume
+    then goes on to the same answers.
 
     \b
     Examples:
@@ -126,38 +138,86 @@ def answer(
         raise UsageError(f"{input}: {len(sources)} files match, and answers come from one text; name one.")
     check_outputs({"--json": json}, [sources[0].name, model, *([str(questions)] if questions else [])])
 
-    from streamh2o.answer import answer_questions
-    from streamh2o.cli import processor
-    from streamh2o.interrupt import Interrupt
-    from streamh2o.models import load_model
+    from contextlib import nullcontext
+
+    from streamh2o.cli.keeping import Machine, open_keeper, settle
     from streamh2o.report.live import make_display
     from streamh2o.run import RunOptions
 
-    processor.use(threads, kernel)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
+    plan = _Plan(sources[0], asked, cache, pin, every, options, json)
     report = _Report(fields, to_stdout=str(json) == "-")
-    with Interrupt() as interrupt, make_display(quiet) as display:
-        display.begin(sources[0].name)
-        answers, complete = answer_questions(
-            loaded,
-            sources[0],
-            asked,
-            cache=cache,
-            options=options,
-            pin=pin,
-            every=every,
-            so_far=report.so_far,
-            observers=[display],
-            interrupt=interrupt,
-            streamed=display.end,
-        )
-        if not complete:
-            display.note(f"{sources[0].name}: stopped before its end; the answers are from what was read.")
+    display = make_display(quiet)
+    keeper = open_keeper(checkpoint, checkpoint_every, resume, display.note)
+    with keeper or nullcontext():
+        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code)
+        machine = settle(machine, keeper, sources, plan.described(), {})
+        if keeper is not None and keeper.finished:
+            display.note(f"{checkpoint}: this run had come to its end; these are its answers.")
+            answers, complete = plan.answered(keeper), True
+        else:
+            answers, complete = _run(plan, machine.load(), display, report, keeper)
     if json is not None and str(json) != "-":
         write_whole(json, report.document(answers).encode())
     report.show(answers)
     raise typer.Exit(0 if complete else _INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    source: Source
+    questions: list[str]
+    cache: int
+    pin: str
+    every: int | None
+    options: RunOptions
+    json: Path | None
+
+    def described(self) -> dict[str, Any]:
+        """Every option that the answers depend on."""
+        return {**asdict(self.options), "cache": self.cache, "pin": self.pin, "question": self.questions}
+
+    def answered(self, keeper: Keeper) -> list[Answer]:
+        """The answers of a finished run."""
+        from streamh2o.answer import Answer
+        from streamh2o.saved_state import telling_damage
+
+        with telling_damage(self.source.name):
+            return [Answer.of(each) for each in keeper.results[0]["answers"]]
+
+
+def _run(
+    plan: _Plan, loaded: Loaded, display: Display, report: _Report, keeper: Keeper | None
+) -> tuple[list[Answer], bool]:
+    """The answers, and whether they are from all of the text."""
+    from streamh2o.answer import answer_questions
+    from streamh2o.interrupt import Interrupt
+
+    with Interrupt() as interrupt, display:
+        display.begin(plan.source.name)
+        answers, complete = answer_questions(
+            loaded,
+            plan.source,
+            plan.questions,
+            cache=plan.cache,
+            options=plan.options,
+            pin=plan.pin,
+            every=plan.every,
+            so_far=report.so_far,
+            observers=[display],
+            interrupt=interrupt,
+            streamed=display.end,
+            saved=keeper.state if keeper else None,
+            keep=keeper.keep if keeper else None,
+        )
+        if not complete:
+            display.note(f"{plan.source.name}: stopped before its end; the answers are from what was read.")
+        if keeper is not None and complete:
+            result = {"tokens": keeper.tokens, "answers": [asdict(each) for each in answers]}
+            keeper.done(result, stopping=False, last=True)
+        elif keeper is not None and (where := keeper.where()):
+            display.note(where)
+    return answers, complete
 
 
 def _questions(given: list[str], file: Path | None) -> list[str]:
@@ -190,7 +250,6 @@ class _Report:
     def document(self, answers: list[Answer], token: int | None = None) -> str:
         """One line of JSON. token: how far the text had been read, where that was not its end."""
         import json
-        from dataclasses import asdict
 
         from streamh2o.extract import record
 

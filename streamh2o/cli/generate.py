@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,6 +116,9 @@ def generate(
         typer.Option("--json", metavar="FILE|-", rich_help_panel="Output", help="Speed, slots and settings."),
     ] = None,
     quiet: opt.Quiet = False,
+    checkpoint: opt.Checkpoint = None,
+    checkpoint_every: opt.CheckpointEvery = "60s",
+    resume: opt.Resume = False,
 ) -> None:
     """Continue a text, or chat, for as long as one likes: memory and time per token stay the same.
 
@@ -124,6 +128,9 @@ def generate(
     Characters are shown as soon as they are complete. On a terminal, control characters are shown as escapes.
 
     Ctrl-C ends the text after the token at hand; a second Ctrl-C quits at once.
+
+    With --checkpoint DIR the text is saved once a minute, and when it is stopped; the same command with --resume then
+    goes on with the same characters, also where it was killed. The transcript is cut back to the checkpoint first.
 
     \b
     Examples:
@@ -138,28 +145,49 @@ def generate(
     source = _source(input, prompt, chat, system)
     if str(json) == "-" and transcript is None:
         raise UsageError("--json - takes the place of the text on stdout; name a --transcript for the text.")
+    if chat and checkpoint is not None:
+        raise UsageError(
+            "--checkpoint saves a text that is continued, and no chat; its --transcript keeps what was said."
+        )
     inputs = [model] if source is None else [source.name, model]
     check_outputs({"--transcript": transcript, "--json": json}, inputs)
 
-    from streamh2o.cli import processor
+    from contextlib import nullcontext
+    from dataclasses import asdict
+
+    from streamh2o.cli.keeping import Machine, open_keeper, settle
     from streamh2o.generate import Sampling
-    from streamh2o.models import load_model
-    from streamh2o.session import Session, run
+    from streamh2o.session import Session, report, run
     from streamh2o.stream_cache import StreamCache
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
-    processor.use(threads, kernel)
-    loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
-    talk = _talk(loaded, system, cache) if chat else None
-    if talk is not None:
-        sinks = max(sinks or 4, len(talk.pinned))
-    knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
-    with StreamCache.for_model(
-        loaded.model, cache, policy, sinks=sinks, recent=recent, hitters=hitters, chunk=chunk, **knobs
-    ) as slots:
-        session = Session(loaded, slots, sampling, max_new_tokens or None, talk is not None, stop_at_end)
-        reading = {"bos": bos, "errors": errors}
-        raise typer.Exit(run(session, source, talk, reading, transcript, json, quiet))
+    knobs: dict[str, Any] = {"recent": recent, "hitters": hitters, "far": far, "decay": decay, "positions": positions}
+    reading = {"bos": bos, "errors": errors}
+    slots_wanted = {"policy": policy, "cache": cache, "sinks": sinks, "chunk": chunk, **knobs}
+    length = {"max_new_tokens": max_new_tokens, "stop_at_end": stop_at_end, "prompt": prompt}
+    keeper = open_keeper(checkpoint, checkpoint_every, resume, _tell(quiet))
+    with keeper or nullcontext():
+        options = {**slots_wanted, **asdict(sampling), **reading, **length}
+        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map)
+        machine = settle(machine, keeper, [source] if source else [], options, {"--transcript": transcript})
+        if keeper is not None and keeper.finished:
+            _tell(quiet)(f"{checkpoint}: this text had come to its end.")
+            report({name: value for name, value in keeper.results[0].items() if name != "tokens"}, json)
+            return
+        loaded = machine.load()
+        talk = _talk(loaded, system, cache) if chat else None
+        if talk is not None:
+            sinks = max(sinks or 4, len(talk.pinned))
+        with StreamCache.for_model(loaded.model, cache, policy, sinks=sinks, chunk=chunk, **knobs) as slots:
+            session = Session(loaded, slots, sampling, max_new_tokens or None, talk is not None, stop_at_end)
+            raise typer.Exit(run(session, source, talk, reading, transcript, json, quiet, keeper))
+
+
+def _tell(quiet: bool) -> Callable[[str], None]:
+    """What notes are given to."""
+    import sys
+
+    return lambda line: None if quiet else print(line, file=sys.stderr, flush=True)
 
 
 def _source(input: str | None, prompt: str | None, chat: bool, system: str | None) -> Source | None:

@@ -60,6 +60,7 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         min=1,
+        max=1024,
         rich_help_panel=_MODEL,
         show_default="the cores at hand",
         help="Processor threads. Digits can differ in the last places between counts.",

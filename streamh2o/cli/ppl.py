@@ -110,11 +110,8 @@ def ppl(
         check_format(plot)
     outputs = {"--json": json, "--log": log, "--nll-out": nll_out, "--plot": plot}
     check_outputs(outputs, [*(source.name for source in sources), model])
-    if resume and checkpoint is None:
-        raise UsageError("--resume goes on from a folder; name it with --checkpoint DIR.")
-    if checkpoint is not None and (batch > 1 or device_map is not None):
-        excess = "--batch" if batch > 1 else "--device-map"
-        raise UsageError(f"--checkpoint saves one input on one device; leave it or {excess} out.")
+    if checkpoint is not None and batch > 1:
+        raise UsageError("--checkpoint saves one input at a time; leave it or --batch out.")
 
     options = RunOptions(
         chunk=chunk,
@@ -136,8 +133,7 @@ def ppl(
     if context is not None or stride is not None:
         raise UsageError("--context and --stride belong to --ppl-def hf, llamacpp or lmeval; a stream has --cache.")
 
-    from streamh2o.cli import processor
-    from streamh2o.models import load_model
+    from streamh2o.cli.keeping import Machine, open_keeper, settle
     from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
 
@@ -149,23 +145,20 @@ def ppl(
         outputs,
         make_display(quiet),
     )
-    keeper = _open_keeper(plan, checkpoint, checkpoint_every, resume)
+    keeper = open_keeper(checkpoint, checkpoint_every, resume, plan.display.note)
     with keeper or nullcontext():
-        if keeper is not None:
-            dtype, device, threads, kernel = keeper.place(dtype, device, threads, kernel)
-        processor.use(threads, kernel)
-        if keeper is not None:
-            dtype = _check(plan, keeper, model, dtype, device, trust_remote_code)
-            if keeper.finished:
-                plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
-                report(plan, keeper.results, keeper.outputs.curves)
-                return
-        loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
+        growing = {option: path for option, path in outputs.items() if option != "--json"}
+        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map)
+        machine = settle(machine, keeper, sources, plan.described(), growing)
+        if keeper is not None and keeper.finished:
+            plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
+            report(plan, keeper.results, keeper.outputs.curves)
+            return
         if batch > 1:
             from streamh2o.cli import ppl_batch
 
-            raise typer.Exit(ppl_batch.run(plan, loaded, batch))
-        raise typer.Exit(_run(plan, loaded, keeper))
+            raise typer.Exit(ppl_batch.run(plan, machine.load(), batch))
+        raise typer.Exit(_run(plan, machine.load(), keeper))
 
 
 @dataclass(frozen=True)
@@ -178,32 +171,12 @@ class Plan:
     outputs: dict[str, Path | None]
     display: Display
 
+    def described(self) -> dict[str, Any]:
+        """Every option that the losses depend on."""
+        from dataclasses import asdict, fields
 
-def _open_keeper(plan: Plan, folder: Path | None, every: str, resume: bool) -> Keeper | None:
-    if folder is None:
-        return None
-    from streamh2o.resume import Keeper
-
-    return Keeper(folder, every, resume, plan.display.note)
-
-
-def _check(plan: Plan, keeper: Keeper, model: str, dtype: str, device: str, trust_remote_code: bool) -> str:
-    """Before the model is loaded, whether the checkpoint is of this run; returns the dtype that `auto` stands for."""
-    import torch
-
-    from streamh2o import kernel
-    from streamh2o.hardware import choose_device, choose_dtype
-    from streamh2o.model_files import model_folder
-    from streamh2o.models import fingerprint, quiet_transformers, tell
-    from streamh2o.resume import describe
-
-    place = choose_device(device)
-    number = str(choose_dtype(dtype, place)).removeprefix("torch.")
-    with quiet_transformers():
-        folder = model_folder(model, trust_remote_code=trust_remote_code, tell=tell)
-    where = {"dtype": number, "device": str(place), "threads": torch.get_num_threads(), "kernel": kernel.chosen()}
-    keeper.check(describe(plan.sources, plan.policy, plan.options, (model, fingerprint(folder)), where), plan.outputs)
-    return number
+        knobs = {each.name: getattr(self.policy, each.name) for each in fields(self.policy)}
+        return {**asdict(self.options), "policy": self.policy.name, **knobs}
 
 
 def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
@@ -230,12 +203,12 @@ def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
             log_writer = stack.enter_context(LogWriter(log, len(plan.sources) > 1, marks.get("--log")))
             files.append(log_writer)
             if keeper:
-                keeper.outputs.log = log_writer
+                keeper.outputs.files["--log"] = log_writer
         if nll_out is not None:
             loss_writer = stack.enter_context(LossWriter(nll_out, marks.get("--nll-out")))
             files.append(loss_writer)
             if keeper:
-                keeper.outputs.losses = loss_writer
+                keeper.outputs.files["--nll-out"] = loss_writer
         display = stack.enter_context(plan.display)
         for number, source in enumerate(plan.sources[len(results) :], len(results) + 1):
             display.begin(source.name, number, len(plan.sources))
@@ -281,6 +254,11 @@ def tell_end(display: Display, source: Source, result: dict[str, Any]) -> None:
     name = source.name
     if source.size and result["input"]["bytes"] > source.size:
         display.note(f"{name}: grew from {source.size} bytes to {result['input']['bytes']} while it was read.")
+    if result["halved"]:
+        display.note(
+            f"{name}: memory ran out {result['halved']} times, and those chunks were read in halves; evictions between "
+            "the halves can change the last digits."
+        )
     if result["complete"] and result["tokens"] == 0:
         display.note(f"{name}: is empty, so nothing was scored.")
     elif result["complete"] and result["scored"] == 0:

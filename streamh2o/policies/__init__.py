@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from streamh2o.errors import UsageError
-from streamh2o.policies.base import Policy
+from streamh2o.policies.base import Policy, require_whole
 from streamh2o.policies.full import Full
 from streamh2o.policies.h2_only import H2Only
 from streamh2o.policies.h2o import H2O
@@ -57,6 +57,9 @@ def make_policy(
         cls = POLICIES[name]
     except KeyError:
         raise UsageError(f"No policy is called {name!r}; choose from {', '.join(POLICIES)}.") from None
+    for option, count in (("cache", cache), ("sinks", sinks), ("recent", recent), ("hitters", hitters)):
+        if count is not None:
+            require_whole(option, count)
     if sinks is None:
         sinks = cls.default_sinks
     known = {field.name for field in fields(cls)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,12 @@ class Middle(NamedTuple):
     scores: Tensor
     source_index: Tensor
     newest: Tensor | None = None
+
+
+def require_whole(name: str, value: object) -> None:
+    """Raise UsageError where the knob `name` is no whole number."""
+    if not isinstance(value, Integral):
+        raise UsageError(f"--{name} is {value!r}; it must be a whole number.")
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,14 @@ class Policy:
         return {}
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "int":
+                require_whole(each.name, value)
+            elif each.type == "float" and not isinstance(value, Real):
+                raise UsageError(f"--{each.name} is {value!r}; it must be a number.")
+        if self.positions not in get_args(Positions):
+            raise UsageError(f"--positions is {self.positions!r}; it must be {' or '.join(get_args(Positions))}.")
         if min(self.sinks, self.recent, self.hitters) < 0:
             raise UsageError(
                 f"The cache of {self.cache} slots cannot hold {self.sinks} sinks, {self.recent} recent tokens and "
