@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from streamh2o import kernel
 from streamh2o.compare import compare, make_columns, plan
 from streamh2o.replay import ReadText
 from streamh2o.report.comparison import means, rows
@@ -47,6 +48,7 @@ def texts(fast):
 
 @pytest.mark.parametrize("cache", [256, 512, 1024])
 def test_streamh2o_is_below_both_on_every_text(fast, texts, cache):
+    kernel.choose("auto")
     wanted = plan(fast, texts, make_columns(POLICIES, [cache]))
     found = rows(list(compare(fast, wanted, ROOT / "results" / "acceptance", OPTIONS)))
     ppl = {(row["input"], row["policy"]): row["ppl"] for row in found}
