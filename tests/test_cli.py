@@ -144,7 +144,7 @@ def test_a_traceback_is_shown_only_with_debug(streamh2o, tmp_path):
 
 
 def test_an_error_of_our_own_is_one_sentence_too(streamh2o, monkeypatch, book):
-    def broken(names):
+    def broken(*_):
         raise RuntimeError("two\nlines\x1b[31m")
 
     monkeypatch.setattr("streamh2o.sources.open_inputs", broken)
@@ -394,7 +394,7 @@ def test_a_signal_while_waiting_for_a_pipe_ends_with_the_result_so_far(model, tm
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_a_signal_before_anything_was_read_ends_quietly_with_130(streamh2o, monkeypatch, number, spoiled):
-    def interrupted(names):
+    def interrupted(*_):
         try:
             os.kill(os.getpid(), number)
         except KeyboardInterrupt:

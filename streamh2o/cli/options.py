@@ -25,6 +25,19 @@ def _one_of(option: str, *values: str) -> Callable[[str | None], str | None]:
     return check
 
 
+def _chunk_or_auto(text: str | int) -> int:
+    """A number of tokens, 0 for `auto`."""
+    if text == "auto":
+        return 0
+    try:
+        chunk = int(text)
+    except ValueError:
+        raise UsageError(f"--chunk {text}: write a number of tokens, or auto.") from None
+    if chunk < 1:
+        raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
+    return chunk
+
+
 Model = Annotated[
     str,
     typer.Option(
@@ -155,6 +168,16 @@ PerHead = Annotated[
 Chunk = Annotated[
     int,
     typer.Option(metavar="N", rich_help_panel=_CACHE, help="Tokens of one forward pass."),
+]
+
+ChunkOrAuto = Annotated[
+    int,
+    typer.Option(
+        metavar="N|auto",
+        parser=_chunk_or_auto,
+        rich_help_panel=_CACHE,
+        help="Tokens of one forward pass; auto tries which number is fastest here, for a few seconds.",
+    ),
 ]
 
 Evict = Annotated[

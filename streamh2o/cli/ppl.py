@@ -51,7 +51,7 @@ def ppl(
     decay: opt.Decay = None,
     positions: opt.Positions = None,
     per_head: opt.PerHead = "kv",
-    chunk: opt.Chunk = 256,
+    chunk: opt.ChunkOrAuto = 256,
     evict: opt.Evict = "chunk",
     kv_bits: opt.KvBits = 16,
     ppl_def: opt.PplDef = "stream",
@@ -110,6 +110,8 @@ def ppl(
         check_format(plot)
     outputs = {"--json": json, "--log": log, "--nll-out": nll_out, "--plot": plot}
     check_outputs(outputs, [*(source.name for source in sources), model])
+    if chunk == 0 and (checkpoint is not None or ppl_def != "stream"):
+        raise UsageError("--chunk auto can turn out otherwise next time; give a number with --checkpoint or --ppl-def.")
     if checkpoint is not None and batch > 1:
         raise UsageError("--checkpoint saves one input at a time; leave it or --batch out.")
 
@@ -154,11 +156,14 @@ def ppl(
             plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
             report(plan, keeper.results, keeper.outputs.curves)
             return
+        loaded = machine.load()
+        if chunk == 0:
+            plan = _with_fastest_chunk(plan, loaded)
         if batch > 1:
             from streamh2o.cli import ppl_batch
 
-            raise typer.Exit(ppl_batch.run(plan, machine.load(), batch))
-        raise typer.Exit(_run(plan, machine.load(), keeper))
+            raise typer.Exit(ppl_batch.run(plan, loaded, batch))
+        raise typer.Exit(_run(plan, loaded, keeper))
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,16 @@ class Plan:
 
         knobs = {each.name: getattr(self.policy, each.name) for each in fields(self.policy)}
         return {**asdict(self.options), "policy": self.policy.name, **knobs}
+
+
+def _with_fastest_chunk(plan: Plan, loaded: Any) -> Plan:
+    from dataclasses import replace
+
+    from streamh2o.trial import fastest_chunk
+
+    chunk = fastest_chunk(loaded, plan.policy, plan.options)
+    plan.display.note(f"chunk: {chunk}, the fastest here with this model and cache")
+    return replace(plan, options=replace(plan.options, chunk=chunk))
 
 
 def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
