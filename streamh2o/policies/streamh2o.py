@@ -9,6 +9,7 @@ from torch import Tensor
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy, Positions
 
+MOST_HITTERS = 320  # by default; what a larger budget has beyond is better spent on the window
 LEAST_QUERIES = 16  # a mean of fewer queries is noise
 
 
@@ -33,6 +34,13 @@ class StreamH2O(Policy):
     positions: Positions = "distance"
     decay: float = 0.9
     reach: int = 0
+
+    @classmethod
+    def split(cls, cache: int, sinks: int) -> tuple[int, int]:
+        """Half hitters, and at most `MOST_HITTERS`."""
+        recent, hitters = super().split(cache, sinks)
+        fewer = max(0, hitters - MOST_HITTERS)
+        return recent + fewer, hitters - fewer
 
     @classmethod
     def defaults(cls, cache: int, recent: int) -> dict[str, int]:
