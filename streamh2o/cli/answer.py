@@ -133,7 +133,7 @@ def answer(
     from streamh2o.report.live import make_display
     from streamh2o.run import RunOptions
 
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
     report = _Report(fields, to_stdout=str(json) == "-")

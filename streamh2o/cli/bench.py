@@ -54,7 +54,7 @@ def bench(
     except ValueError:
         raise UsageError(f"--cache {cache}: must be whole numbers with commas between them.") from None
     check_outputs({"--json": json}, [model])
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype, device, trust_remote_code)
     length = max(caches) + 8 * chunk
     vocabulary = loaded.model.config.get_text_config().vocab_size

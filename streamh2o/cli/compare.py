@@ -130,7 +130,7 @@ def compare(
         evict=evict,
         kv_bits=kv_bits,
     )
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs

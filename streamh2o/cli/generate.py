@@ -147,7 +147,7 @@ def generate(
     from streamh2o.stream_cache import StreamCache
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     talk = _talk(loaded, system, cache) if chat else None
     if talk is not None:

@@ -142,7 +142,7 @@ def ppl(
     with keeper or nullcontext():
         if keeper is not None:
             dtype, device, threads, kernel = keeper.place(dtype, device, threads, kernel)
-        processor.use(threads, kernel)
+        processor.use(threads, kernel, device)
         if keeper is not None:
             dtype = _check(plan, keeper, model, dtype, device, trust_remote_code)
             if keeper.finished:
