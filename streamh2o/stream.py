@@ -30,8 +30,9 @@ class Fed:
     """What one chunk gave.
 
     losses: [batch, scored] float32, nats; the loss of token t is that of predicting it from the tokens before, so the
-        first token of a stream has none; [batch, 0] where none were asked for. hidden: [batch, n, hidden_size], the
-        last layer's states of the chunk.
+        first token of a stream has none; [batch, 0] where none were asked for. On a GPU they may hold what is
+        not a finite number, since `feed` does not wait to see. hidden: [batch, n, hidden_size], the last layer's states
+        of the chunk.
     """
 
     losses: Tensor
@@ -129,7 +130,8 @@ class Stream:
         """Read the next tokens, `ids` [batch, n] with n up to `chunk`, and score them.
 
         score: False leaves the losses out, which take a third of the time where the model is small and its vocabulary
-        large. Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number.
+        large. Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number,
+        unless on a GPU.
         """
         if ids.dim() != 2 or ids.shape[0] != self.batch or not 1 <= ids.shape[1] <= self.chunk:
             raise ValueError(f"ids are {tuple(ids.shape)}, expected [{self.batch}, 1..{self.chunk}]")
@@ -138,7 +140,8 @@ class Stream:
                 f"The text is longer than the {self.policy.cache} tokens that --policy {self.policy.name} may keep; "
                 "use --max-tokens or a policy that evicts."
             )
-        ids = ids.to(self.model.device)
+        on_gpu = self.model.device.type == "cuda"
+        ids = ids.to(self.model.device, non_blocking=on_gpu)  # a blocking copy waits for all the GPU has been given
         hidden = self._read(ids)
         nll = self._score(ids, hidden) if score else hidden.new_zeros(len(ids), 0, dtype=torch.float32)
         self._last_hidden = hidden[:, -1:].clone()
@@ -153,7 +156,7 @@ class Stream:
         else:
             before, targets = torch.cat([self._last_hidden, hidden[:, :-1]], dim=1), ids
         nll = losses(before.flatten(0, 1), targets.flatten(), self._logits).view(targets.shape)
-        if not torch.isfinite(nll).all():
+        if nll.device.type != "cuda" and not torch.isfinite(nll).all():  # a GPU would have to come to its end first
             first = int((~torch.isfinite(nll)).any(0).nonzero()[0])
             raise UserError(
                 f"The loss of token {self.tokens + ids.shape[1] - targets.shape[1] + first} is not a finite number "
@@ -183,16 +186,15 @@ class Stream:
         """
         if not self.learned_positions:
             return torch.zeros_like(ids)
-        offsets = torch.arange(ids.shape[1], device=ids.device)
+        offsets, longest = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
         if isinstance(self.cache.probe, Branches):
-            offsets = self.cache.probe.offsets
-        positions = (self.cache.tokens + offsets).expand_as(ids)
-        if int(positions.max()) >= self.trained:
+            offsets, longest = self.cache.probe.offsets, self.cache.probe.longest
+        if self.cache.tokens + longest > self.trained:
             raise UserError(
                 f"A '{self.model.config.model_type}' model has learned {self.trained} positions, one for each token of "
                 f"a text; use --max-tokens {self.trained}, or a model with rotary positions."
             )
-        return positions
+        return (self.cache.tokens + offsets).expand_as(ids)
 
     @torch.inference_mode()
     def probe(self, ids: Tensor, observe: Callable[[LayerSlots, Tensor], None]) -> Tensor:
