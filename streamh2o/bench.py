@@ -80,6 +80,16 @@ def synchronize(model: PreTrainedModel) -> None:
         torch.cuda.synchronize(model.device)
 
 
+def _to_the_end(call: Callable[[], object], model: PreTrainedModel) -> Callable[[], None]:
+    """A GPU goes on after a call has returned."""
+
+    def whole() -> None:
+        call()
+        synchronize(model)
+
+    return whole
+
+
 class WarmStream:
     """A stream whose cache is full, so that each call of `feed` is one chunk of the steady state."""
 
@@ -134,13 +144,14 @@ def stages(warm: WarmStream) -> dict[str, Callable[[], object]]:
             layer.scores[:, :, : policy.cache].topk(max(policy.hitters, 1)).indices.sort()
             layer.keys[:, :, : policy.cache].clone()
 
-    return {
+    parts: dict[str, Callable[[], object]] = {
         "rotation": rotate,
         "attention": attend(None),
         "attention with column sums": attend(weights),
         "choosing and compacting": choose,
         "logits and losses": lambda: losses(hidden, targets, stream.logits),
     }
+    return {name: _to_the_end(part, model) for name, part in parts.items()}
 
 
 @torch.inference_mode()

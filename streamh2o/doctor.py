@@ -32,7 +32,7 @@ def examine(model: str, dtype: str, device: str, kernel: str) -> Iterator[Findin
     """Every check in turn; one that fails does not keep the others from running."""
     yield from _each("versions", check_versions)
     yield from _each("threads", check_threads)
-    yield from _each("kernel", partial(check_kernel, kernel))
+    yield from _each("kernel", partial(check_kernel, kernel, device))
     yield from _each("models", check_models)
     loaded: list[Loaded] = []
     yield from _each("model", lambda: _load(model, dtype, device, loaded))
@@ -77,12 +77,18 @@ def check_threads() -> Iterator[Finding]:
     yield Finding("threads", f"{torch.get_num_threads()}, of {os.cpu_count()} processors that the system shows")
 
 
-def check_kernel(name: str) -> Iterator[Finding]:
-    """How a CPU attends from here on."""
+def check_kernel(name: str, device: str) -> Iterator[Finding]:
+    """How attention is computed from here on."""
+    from streamh2o.hardware import choose_device
     from streamh2o.kernel import choose
 
     said: list[str] = []
-    chosen = choose(name, said.append)
+    place = choose_device(device)
+    chosen = choose(name, said.append, place)
+    if chosen == "compiled" and place.type == "cuda":
+        import triton
+
+        chosen += f" by Triton {triton.__version__}"
     yield Finding("kernel", "; ".join([chosen, *(line.removeprefix("kernel: ") for line in said)]))
 
 

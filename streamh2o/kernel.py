@@ -1,4 +1,4 @@
-"""The compiled path on CPUs: built from kernel.cpp on this machine, once, and chosen at the start of a run."""
+"""The compiled path, chosen at the start of a run: on CPUs built from kernel.cpp, once, on GPUs made by Triton."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -19,25 +20,31 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.gguf_cache import cache_home
 
 KERNELS = ("auto", "torch", "compiled")
+CPU = torch.device("cpu")
 SOURCE = Path(__file__).with_name("kernel.cpp")
+_WITHIN = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # how close to plain torch's float32
 
 _types: frozenset[torch.dtype] = frozenset()  # what the kernel that is in use computes; empty: it is not
+_place = "cpu"  # the type of device that it is for
 
 
-def choose(name: str, tell: Callable[[str], None] = lambda _: None) -> str:
-    """Let all streams of this process compute as `name` says from now on; returns what that came to.
+def choose(name: str, tell: Callable[[str], None] = lambda _: None, device: torch.device = CPU) -> str:
+    """Let all streams of this process compute on `device` as `name` says from now on; returns what that came to.
 
     auto: compiled where it can be built and gives what plain torch gives, else torch, with a word to `tell`. compiled:
     the same, but it must. torch: plain torch. Raises UsageError for another name, UserError where `compiled` cannot be.
     """
-    global _types
+    global _types, _place
     if name not in KERNELS:
         raise UsageError(f"--kernel is {name!r}; it must be {', '.join(KERNELS[:-1])} or {KERNELS[-1]}.")
-    _types = frozenset()
+    _types, _place = frozenset(), device.type
     if name != "torch":
         try:
-            _load(tell)
-            _types = _sound_types()
+            if device.type == "cpu":
+                _load(tell)
+                _types = _sound_types()
+            else:
+                _types = _triton_types(device)
         except UserError as reason:
             if name == "compiled":
                 raise
@@ -51,21 +58,26 @@ def chosen() -> str:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernel is in use and computes with tensors such as `x`."""
-    return x.dtype in _types and x.device.type == "cpu"
+    """Whether the kernel for CPUs is in use, and `rotate` and `losses` are for tensors such as `x`."""
+    return x.dtype in _types and x.device.type == "cpu" == _place
 
 
 def takes_queries(query: Tensor) -> bool:
     """Whether `attend_and_sum` is for these queries [batch, heads, C, head_dim]."""
-    if not takes(query) or query.shape[3] % 2:
-        return False
-    return query.shape[2] >= 16 or query.dtype == torch.bfloat16  # else plain torch is as fast
+    if query.dtype in _types and query.device.type == "cuda" == _place:
+        return query.shape[2] >= 16
+    # In float32 plain torch is as fast with few queries.
+    return takes(query) and query.shape[3] % 2 == 0 and (query.shape[2] >= 16 or query.dtype == torch.bfloat16)
 
 
 def attend_and_sum(
     query: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, far: int
 ) -> tuple[Tensor, Tensor | None]:
     """See `attention.attend_and_sum`."""
+    if query.device.type == "cuda":
+        from streamh2o import kernel_triton
+
+        return kernel_triton.attend_and_sum(query, keys, values, weights, far)
     output, sums = torch.ops.streamh2o.attend_and_sum(query, keys, values, weights, far)
     return output, None if weights is None else sums
 
@@ -140,8 +152,8 @@ def _build(library: Path) -> None:
         raise UserError(f"it can't be built in {library.parent}: {error.strerror or error}.") from None
 
 
-def _sound_types() -> frozenset[torch.dtype]:
-    """The number formats in which the kernel gives what plain torch gives. Raises UserError where there are none."""
+def _agrees(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel gives in `dtype` what plain torch gives in float32."""
     from streamh2o.attention import attend, column_sums
 
     torch_seed = torch.Generator().manual_seed(0)
@@ -150,15 +162,39 @@ def _sound_types() -> frozenset[torch.dtype]:
     weights = torch.rand(64, generator=torch_seed)
     expected, probabilities = attend(query, keys, values)
     expected_sums = column_sums(probabilities, weights, 32)
+    query, keys, values = (tensor.to(device, dtype) for tensor in (query, keys, values))
+    output, sums = attend_and_sum(query, keys, values, weights.to(device), 32)
+    assert sums is not None
+    good = torch.allclose(output.cpu().float(), expected, atol=_WITHIN[dtype])
+    return good and torch.allclose(sums.cpu(), expected_sums, rtol=_WITHIN[dtype])
+
+
+def _sound_types() -> frozenset[torch.dtype]:
+    """The number formats in which the kernel can be used on this CPU. Raises UserError where there are none."""
     sound = set()
-    for dtype, within in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
+    for dtype in (torch.float32, torch.bfloat16):
         try:
-            output, sums = attend_and_sum(query.to(dtype), keys.to(dtype), values.to(dtype), weights, 32)
+            if _agrees(dtype, CPU):
+                sound.add(dtype)
         except RuntimeError:
             continue  # oneDNN has no such product for this processor
-        assert sums is not None
-        if torch.allclose(output.float(), expected, atol=within) and torch.allclose(sums, expected_sums, rtol=within):
-            sound.add(dtype)
     if not sound:
         raise UserError("this processor has not the products that it needs.")
     return frozenset(sound)
+
+
+def _triton_types(device: torch.device) -> frozenset[torch.dtype]:
+    """All number formats, where Triton's kernel can be used on this GPU. Raises UserError where one is not right."""
+    if device.type != "cuda":
+        raise UserError(f"there is no kernel for {device.type}.")
+    if find_spec("triton") is None:
+        raise UserError("there is no triton here, which PyTorch's builds for GPUs bring along.")
+    for dtype in _WITHIN:
+        try:
+            good = _agrees(dtype, device)
+        except Exception as error:  # whatever its compiler, the system's linker or the driver may say
+            said = " ".join(str(error).split())[:200]
+            raise UserError(f"Triton fails on this GPU ({type(error).__name__}: {said}).") from error
+        if not good:
+            raise UserError(f"Triton's {str(dtype).removeprefix('torch.')} is not plain torch's on this GPU.")
+    return frozenset(_WITHIN)

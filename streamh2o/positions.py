@@ -53,6 +53,7 @@ class Branches:
         owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
         seen = ((owner[:, None] == owner) | (owner == 0)).tril()
         self.offsets = torch.cat(parts).to(device)  # [n], positions after the text's last token
+        self.longest = stem + max(lengths, default=0)
         self.mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).to(device)  # [n, n], added to the logits
 
     def __call__(self, layer: LayerSlots, probabilities: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from streamh2o.architectures import trained_positions
-from streamh2o.errors import UsageError
+from streamh2o.errors import UsageError, UserError
 from streamh2o.generate import Characters, Sampler, Sampling
 from streamh2o.models import Loaded
 from streamh2o.policies import POLICIES, Policy, make_policy
@@ -138,7 +139,7 @@ class Scorer:
         A share is one of the text's tokens. Raises UserError where the text outgrows a policy that evicts nothing.
         """
         with self._stream(len(ids)) as stream:
-            return -sum(float(fed.losses.double().sum()) for _, fed in _feed(stream, [prefix, *ids], score=True))
+            return -sum(_sum(fed) for _, fed in _feed(stream, [prefix, *ids], score=True))
 
     def generate(self, context: Sequence[int], until: Sequence[str], most: int, sampling: Sampling) -> str:
         """What follows `context`, up to `most` tokens, an end of text or a string of `until`, without it."""
@@ -180,6 +181,14 @@ def _feed(stream: Stream, ids: Sequence[int], score: bool) -> Iterator[tuple[Ten
         yield piece, stream.feed(piece, score)
 
 
+def _sum(fed: Fed) -> float:
+    """All losses of a chunk, in nats. Raises UserError where one is not a number, for which `feed` leaves out GPUs."""
+    total = float(fed.losses.double().sum())
+    if not math.isfinite(total):
+        raise UserError("A loss is not a finite number; try --dtype float32.")
+    return total
+
+
 @torch.inference_mode()
 def _score(stream: Stream, hidden: Tensor, ids: Sequence[int]) -> tuple[float, bool]:
     """hidden: [1, 1, hidden_size], the state after the newest token that `stream` has read."""
@@ -187,7 +196,7 @@ def _score(stream: Stream, hidden: Tensor, ids: Sequence[int]) -> tuple[float, b
     if not ids:
         return total, greedy
     for piece, fed in _feed(stream, ids, score=True):
-        total -= float(fed.losses.double().sum())
+        total -= _sum(fed)
         if greedy:
             before = torch.cat([hidden, fed.hidden[:, :-1]], dim=1)
             greedy = torch.equal(stream.logits(before).argmax(dim=-1).cpu(), piece)

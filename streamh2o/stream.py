@@ -31,8 +31,9 @@ class Fed:
     """What one chunk gave.
 
     losses: [batch, scored] float32, nats; the loss of token t is that of predicting it from the tokens before, so the
-        first token of a stream has none; [batch, 0] where none were asked for. hidden: [batch, n, hidden_size], the
-        last layer's states of the chunk.
+        first token of a stream has none; [batch, 0] where none were asked for. On a GPU they may hold what is
+        not a finite number, since `feed` does not wait to see. hidden: [batch, n, hidden_size], the last layer's states
+        of the chunk.
     """
 
     losses: Tensor
@@ -131,17 +132,19 @@ class Stream:
         """Read the next tokens, `ids` [batch, n] with n up to `chunk`, and score them.
 
         score: False leaves the losses out, which take a third of the time where the model is small and its vocabulary
-        large. Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number.
+        large. Raises UserError where the text outgrows a policy that evicts nothing, and where a loss is not a number,
+        unless on a GPU.
         """
         self.require_room(ids)
-        ids = ids.to(self.model.device)
+        on_gpu = self.model.device.type == "cuda"
+        ids = ids.to(self.model.device, non_blocking=on_gpu)  # a blocking copy waits for all the GPU has been given
         hidden = self._read_or_halve(ids)
         nll = None
         if score:
             before, targets = self.predictions(ids, hidden)
             nll = self._losses(before.flatten(0, 1), targets.flatten()).view(targets.shape)
         fed = self.took(hidden, nll)
-        if not torch.isfinite(fed.losses).all():
+        if not on_gpu and not torch.isfinite(fed.losses).all():  # a GPU would have to come to its end first
             self._not_finite(fed)
         return fed
 
@@ -236,16 +239,15 @@ class Stream:
         """
         if not self.learned_positions:
             return torch.zeros_like(ids)
-        offsets = torch.arange(ids.shape[1], device=ids.device)
+        offsets, longest = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
         if isinstance(self.cache.probe, Branches):
-            offsets = self.cache.probe.offsets
-        positions = (self.cache.tokens + offsets).expand_as(ids)
-        if int(positions.max()) >= self.trained:
+            offsets, longest = self.cache.probe.offsets, self.cache.probe.longest
+        if self.cache.tokens + longest > self.trained:
             raise UserError(
                 f"A '{self.model.config.model_type}' model has learned {self.trained} positions, one for each token of "
                 f"a text; use --max-tokens {self.trained}, or a model with rotary positions."
             )
-        return positions
+        return (self.cache.tokens + offsets).expand_as(ids)
 
     @torch.inference_mode()
     def probe(self, ids: Tensor, observe: Callable[[LayerSlots, Tensor], None]) -> Tensor:

@@ -134,9 +134,11 @@ def _evict_in_turn(
     steps_by_row = steps.view(rows, 1, 1, middle).expand(rows, 1, group, middle)
     far_enough = torch.ones(count, slots, dtype=logits.dtype, device=device).tril_(n - policy.far).unbind()
     every_head = torch.ones(rows, 1, group, dtype=logits.dtype, device=device)
-    weight, fade = float(policy.query_weights(1, device)[0]), policy.fade(1)
+    weight, fade = float(policy.query_weights(1, torch.device("cpu"))[0]), policy.fade(1)
     newest_weights = policy.newest_weights(1, device)
-    oldest = int(source_index[:, :, sinks].min()) if policy.positions == "distance" else seen
+    oldest = seen
+    if policy.positions == "distance":  # a GPU would have to be waited for; without, some may be lost from early on
+        oldest = 0 if device.type == "cuda" else int(source_index[:, :, sinks].min())
     some_lost = seen + count - oldest >= cache.rotary.positions
     probabilities = []
     for i, row in enumerate(logits.unbind(1)):

@@ -1,6 +1,19 @@
-"""One thread: the small models of these tests lose more to waiting for each other than they gain."""
+"""One thread: the small models of these tests lose more to waiting for each other than they gain.
+
+And without a GPU Triton's interpreter, which has to be asked for before anything imports triton.
+"""
+
+import os
 
 import pytest
+
+try:
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+except ImportError:
+    pass
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -154,6 +155,51 @@ def test_a_stream_has_the_same_losses_with_it(policy, build):
 def test_names_are_checked():
     with pytest.raises(UsageError, match="--kernel is 'fast'"):
         kernel.choose("fast")
+
+
+GPU = torch.device("cuda")
+
+
+def test_without_triton_a_gpu_computes_in_plain_torch_and_that_is_said(monkeypatch):
+    monkeypatch.setattr(kernel, "find_spec", lambda name: None)
+    said = []
+    assert kernel.choose("auto", said.append, GPU) == "torch"
+    assert said == ["kernel: plain torch, since there is no triton here, which PyTorch's builds for GPUs bring along."]
+    with pytest.raises(UserError, match="no triton here"):
+        kernel.choose("compiled", device=GPU)
+    with pytest.raises(UserError, match="no kernel for mps"):
+        kernel.choose("compiled", device=torch.device("mps"))
+
+
+def fails(dtype, device):
+    raise RuntimeError("no linker\nanywhere")
+
+
+@pytest.mark.parametrize(
+    ("trial", "why"),
+    [
+        (fails, "Triton fails on this GPU (RuntimeError: no linker anywhere)."),
+        (lambda dtype, device: dtype != torch.float16, "Triton's float16 is not plain torch's on this GPU."),
+    ],
+)
+def test_triton_is_not_used_where_a_trial_of_it_fails(monkeypatch, trial, why):
+    monkeypatch.setattr(kernel, "find_spec", lambda name: name)
+    monkeypatch.setattr(kernel, "_agrees", trial)
+    said = []
+    assert kernel.choose("auto", said.append, GPU) == "torch"
+    assert said == [f"kernel: plain torch, since {why}"]
+
+
+def test_a_kernel_is_for_the_device_that_it_was_chosen_for(monkeypatch):
+    monkeypatch.setattr(kernel, "find_spec", lambda name: name)
+    monkeypatch.setattr(kernel, "_agrees", lambda dtype, device: True)
+    here = torch.zeros(1, 1, 16, 8)
+    there = SimpleNamespace(dtype=torch.float16, device=torch.device("cuda:1"), shape=here.shape)
+    assert kernel.choose("auto", device=GPU) == "compiled"
+    assert (kernel.takes_queries(there), kernel.takes_queries(here)) == (True, False)
+    assert [kernel.takes(there), kernel.takes(here)] == [False, False], "there is but the attention for a GPU"
+    kernel.choose("auto")
+    assert (kernel.takes_queries(there), kernel.takes_queries(here)) == (False, True)
 
 
 def elsewhere(tmp_path, name, **environment):

@@ -71,7 +71,7 @@ def bench(
     if min(news) < 2:
         raise UsageError(f"--new {new}: must be 2 or more, since the first token and those after it are timed apart.")
     check_outputs({"--json": json}, [model])
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype, device, trust_remote_code)
     if generate:
         from streamh2o.bench_generate import bench_generate

@@ -131,7 +131,7 @@ def compare(
         evict=evict,
         kv_bits=kv_bits,
     )
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
     check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs

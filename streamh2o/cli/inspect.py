@@ -118,7 +118,7 @@ def inspect(
         allow_special=allow_special,
         per_head=per_head,
     )
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     with Interrupt() as interrupt, make_display(quiet) as display:
         display.begin(source.name)

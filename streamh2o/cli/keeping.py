@@ -62,7 +62,7 @@ def settle(
     from streamh2o.kernel import chosen
 
     if keeper is None:
-        processor.use(machine.threads, machine.kernel)
+        processor.use(machine.threads, machine.kernel, machine.device)
         return machine
     if machine.device_map is not None:
         raise UsageError("--checkpoint saves what is on one device; leave it or --device-map out.")
@@ -72,7 +72,7 @@ def settle(
     from streamh2o.resume import describe
 
     dtype, device, threads, kernel = keeper.place(machine.dtype, machine.device, machine.threads, machine.kernel)
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     place = choose_device(device)
     number = str(choose_dtype(dtype, place)).removeprefix("torch.")
     with quiet_transformers():

@@ -128,7 +128,7 @@ def needle(
     from streamh2o.trials import cut, fact_trials, task_trials
 
     make_folder(out)
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
 
     def trials() -> list[Trial]:

@@ -84,7 +84,8 @@ Kernel = Annotated[
     typer.Option(
         metavar="auto|torch|compiled",
         rich_help_panel=_MODEL,
-        help="How a CPU attends; auto is compiled (for this machine, at first use) where it can be, else torch.",
+        help="How attention is computed; auto is compiled (for this machine, at first use; on a GPU by Triton) where "
+        "it can be, else torch.",
     ),
 ]
 TrustRemoteCode = Annotated[

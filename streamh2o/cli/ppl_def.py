@@ -72,7 +72,7 @@ def run(
     from streamh2o.outputs import LossWriter
     from streamh2o.report.live import make_display
 
-    processor.use(threads, kernel)
+    processor.use(threads, kernel, device)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     definition = make_definition(ask.definition, loaded.trained_positions, loaded.tokenizer, ask.context, ask.stride)
     results: list[dict[str, Any]] = []
