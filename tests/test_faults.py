@@ -354,7 +354,7 @@ def test_an_input_that_vanishes_before_its_turn_leaves_the_results_before_it(
     later.write_text(TEXT)
     sources = open_inputs([book, later])
     later.unlink()
-    monkeypatch.setattr("streamh2o.sources.open_inputs", lambda names: sources)
+    monkeypatch.setattr("streamh2o.sources.open_inputs", lambda *_: sources)
     code, out, err = streamh2o("ppl", book, later, "--model", model, *SMALL, "--json", "-", "--quiet")
     assert code == 1
     assert "later.txt: can't be read" in one_sentence(err)
