@@ -15,7 +15,7 @@ from streamh2o.passages import Passages, Sentence
 from streamh2o.policies import make_policy
 from streamh2o.progress import Observer
 from streamh2o.prompts import Prompter, plain_ids
-from streamh2o.reading import Reading, read
+from streamh2o.reading import Reader, Reading
 from streamh2o.retrieve import Part, Retriever
 from streamh2o.run import PerplexityRun, RunOptions
 from streamh2o.sentences import squeezed
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 SINKS = 4
 PARTS = 3  # read again per question, at most
-WORTH = 0.5  # of the best part's gain, which another must have to be read again too
+WORTH = 0.5  # of the best part's score, which another must have to be read again too
+CHUNKS = 2  # of the text, after which the questions are put to it
 EVIDENCE = 3  # passages shown per question
 ANSWER_ROOM = 64  # positions left for an answer and for what joins passages
 
@@ -83,32 +84,43 @@ def answer_questions(
 
     cache: the most tokens that attention ever spans, while streaming (without the chunk at hand) and when passages are
     read again. pin: an instruction that stays in the sinks while the text streams, and before what is read again.
-    every: call `so_far` after each so many tokens. observers: called after every chunk; streamed: once the text has
-    passed. interrupt: stops the streaming, the answers then being those of the text so far, or ends the answering after
-    the question at hand. Returns the answers, and whether everything was read and answered. Raises UserError where the
-    input can't be read or is empty, UsageError where the questions or sizes do not fit.
+    every: call `so_far` after each so many tokens, or a chunk later. observers: called after every chunk; streamed:
+    once the text has passed. interrupt: stops the streaming, the answers then being those of the text so far, or ends
+    the answering after the question at hand. Returns the answers, and whether everything was read and answered. Raises
+    UserError where the input can't be read or is empty, UsageError where the questions or sizes do not fit.
     """
     prompter = Prompter(loaded.tokenizer, pin)
     _check_sizes(loaded, prompter, questions, cache, every)
     retriever = Retriever(loaded, prompter, questions, options.chunk)
     pinned = plain_ids(loaded.tokenizer, f"{prompter.pin}\n\n") if prompter.pin else []
     sinks = max(SINKS, len(pinned))
-    window = sinks + options.chunk + options.chunk // 2
+    chunks = max(1, min(CHUNKS, (cache - sinks) // options.chunk))
+    window = sinks + chunks * options.chunk + options.chunk // 2
     policy = make_policy("streamingllm", cache=min(cache, window), sinks=sinks)
     with Rereadable(source) as text:
-        token = byte = 0
+        token = byte = looked = told = 0
         with PerplexityRun(loaded, text.source, policy, replace(options, score=False)) as run:
+
+            def look() -> None:
+                nonlocal looked
+                retriever.look(run.stream, Part(looked, byte), text.read(looked, byte))
+                looked = byte
+
             for ids in torch.tensor([pinned]).split(options.chunk, dim=1) if pinned else ():
                 run.stream.feed(ids, score=False)
-            for progress in run.chunks(interrupt):
-                retriever.look(run.stream, Part(byte, progress.byte))
+            for number, progress in enumerate(run.chunks(interrupt), 1):
+                token, byte = progress.token, progress.byte
+                if number % chunks == 0:
+                    look()
                 for observer in observers:
                     observer(progress)
-                if every and progress.token // every > token // every:
+                if every and looked == byte and token // every > told:
+                    told = token // every
                     with run.stream.paused():
-                        second_look = _SecondLook(loaded, retriever, text, cache, progress.byte)
-                        so_far(SoFar(progress.token, [second_look.answer(n) for n in range(len(questions))]))
-                token, byte = progress.token, progress.byte
+                        second_look = _SecondLook(loaded, retriever, text, cache, byte)
+                        so_far(SoFar(token, [second_look.answer(n) for n in range(len(questions))]))
+            if byte > looked:
+                look()
             complete = run.complete
         stopped = interrupt is not None and interrupt.requested
         if token == 0:
@@ -147,11 +159,12 @@ class _SecondLook:
 
     def __init__(self, loaded: Loaded, retriever: Retriever, text: Rereadable, cache: int, end: int) -> None:
         self._loaded, self._retriever, self._text, self._cache = loaded, retriever, text, cache
-        self._passages = Passages(loaded, retriever.prompter, text, end)
+        self._passages = Passages(loaded, retriever, text, end)
+        self._reader = Reader(loaded, retriever.prompter, cache)
 
     def answer(self, number: int) -> Answer:
         question = self._retriever.questions[number]
-        ranked = self._passages.ranked(question, self._retriever.worth_reading(number, PARTS, WORTH))
+        ranked = self._passages.ranked(number, self._retriever.worth_reading(number, PARTS, WORTH))
         if not ranked:  # nothing but white space
             return Answer(question, "", 0.0, False, ())
         top = ranked[:EVIDENCE]
@@ -168,13 +181,12 @@ class _SecondLook:
     def _read(self, question: str, top: Sequence[Sentence]) -> Reading:
         """The best sentence read alone, which does not mislead a small model by others; where that gives no answer to
         believe, the better of it and of all of `top` with their neighbours."""
-        prompter = self._retriever.prompter
-        alone = read(self._loaded, prompter, squeezed(top[0].text), question)
+        alone = self._reader.read(squeezed(top[0].text), question)
         if confidence(alone, top[0]) >= FOUND:
             return alone
-        room = self._cache - ANSWER_ROOM - len(prompter.ask("", question))
-        together = read(self._loaded, prompter, self._passages.joined(top, room), question)
-        return max(alone, together, key=lambda reading: reading.rank)
+        room = self._reader.cache - len(self._retriever.prompter.ask("", question))
+        together = self._reader.read(self._passages.joined(top, room), question)
+        return max(alone, together, key=lambda reading: reading.logprob)
 
 
 def _with_answer_first(top: Sequence[Sentence], answer: str) -> list[Sentence]:
