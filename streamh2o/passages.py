@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from streamh2o.models import Loaded
 
 MARGIN = 600  # bytes before and after a part, so that a sentence across its border is whole
-LITERAL = 8
+LITERAL = 8  # sentences tried because rare words of the question stand in them
+MOST = 0.5  # of what all words of the question would say
 GAP = " ... "  # between passages that do not touch
 
 
@@ -52,16 +53,16 @@ class Passages:
     def ranked(self, question: int, parts: Sequence[Part]) -> list[Sentence]:
         """Sentences of `parts`, the likeliest to be what a question is about first.
 
-        Of all parts but the first only the LITERAL sentences are tried that have the rarest words of the question. The
-        model must not be attached to a stream.
+        Where one of them holds MOST of what the question's words say, only the LITERAL best by that are tried; else all
+        of the first part, and so many of the others. The model must not be attached to a stream.
         """
         ids, stem, wording = self._retriever.ids[question], self._prompter.stem, self._retriever.wording
-        found: dict[tuple[int, int], bytes] = {}
-        for number, part in enumerate(parts):
-            here = self._sentences(part.start, part.end)
-            if number:
-                here = sorted(here, key=lambda each: -wording.of_sentence(question, squeezed(each[1])))[:LITERAL]
-            found |= {(start, start + len(data)): data for start, data in here}
+        found = {span: data for part in parts[:1] for span, data in self._spans(part)}
+        others = {span: data for part in parts[1:] for span, data in self._spans(part)}
+        if any(wording.covered(question, squeezed(data)) >= MOST for data in (*found.values(), *others.values())):
+            found, others = {}, found | others
+        literal = sorted(others.items(), key=lambda each: -wording.of_sentence(question, squeezed(each[1])))
+        found |= dict(literal[:LITERAL])
         spans = sorted(found)
         texts = [squeezed(found[span]) for span in spans]
         contexts = [[], *(self._prompter.text(text) for text in texts)]
@@ -93,6 +94,9 @@ class Passages:
                     chosen, result = wider, text
                     break
         return result
+
+    def _spans(self, part: Part) -> list[tuple[tuple[int, int], bytes]]:
+        return [((start, start + len(data)), data) for start, data in self._sentences(part.start, part.end)]
 
     def _sentences(self, start: int, stop: int) -> list[tuple[int, bytes]]:
         """Sentences that lie, at least in part, in bytes `start` to `stop`: (offset, bytes)."""

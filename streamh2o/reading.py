@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LONGEST_ANSWER = 40  # tokens
 TOGETHER = 4  # places where an answer may begin that are gone on with in one pass
-PASSES = 4
+PASSES = 4  # such passes at most, the likeliest places first
 SINKS = 4
 _WORD = re.compile(r"[^\W_]+")
 _START = re.compile(r"(?<![^\W_])[^\s]")  # where a word, or a sign before one, begins
