@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from streamh2o.confidence import FOUND, confidence
+from streamh2o.confidence import FOUND, confidence, most_confidence
 from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt
 from streamh2o.passages import Passages, Sentence
@@ -180,9 +180,9 @@ class _SecondLook:
 
     def _read(self, question: str, top: Sequence[Sentence]) -> Reading:
         """The best sentence read alone, which does not mislead a small model by others; where that gives no answer to
-        believe, the better of it and of all of `top` with their neighbours."""
+        believe but might have, the better of it and of all of `top` with their neighbours."""
         alone = self._reader.read(squeezed(top[0].text), question)
-        if confidence(alone, top[0]) >= FOUND:
+        if confidence(alone, top[0]) >= FOUND or most_confidence(top[0]) < FOUND:
             return alone
         room = self._reader.cache - len(self._retriever.prompter.ask("", question))
         together = self._reader.read(self._passages.joined(top, room), question)
