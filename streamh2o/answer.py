@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from streamh2o.confidence import FOUND, confidence
+from streamh2o.confidence import FOUND, confidence, most_confidence
 from streamh2o.errors import UsageError, UserError
 from streamh2o.interrupt import Interrupt
 from streamh2o.passages import Passages, Sentence
 from streamh2o.policies import make_policy
 from streamh2o.progress import Observer
 from streamh2o.prompts import Prompter, plain_ids
-from streamh2o.reading import Reading, read
+from streamh2o.reading import Reader, Reading
 from streamh2o.retrieve import Part, Retriever
 from streamh2o.run import PerplexityRun, RunOptions
 from streamh2o.saved_state import telling_damage
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 SINKS = 4
 PARTS = 3  # read again per question, at most
-WORTH = 0.5  # of the best part's gain, which another must have to be read again too
+WORTH = 0.5  # of the best part's score, which another must have to be read again too
+CHUNKS = 2  # of the text, after which the questions are put to it
 EVIDENCE = 3  # passages shown per question
 ANSWER_ROOM = 64  # positions left for an answer and for what joins passages
 
@@ -78,20 +79,33 @@ class Standing:
     run: PerplexityRun
     retriever: Retriever
     answers: list[Answer] = field(default_factory=list)  # from all of the text
+    looked: int = 0  # bytes of the text that the questions have been put to
+    unseen: int = 0  # chunks since
 
     @property
     def tokens(self) -> int:
         return self.run.tokens
 
+    def look(self, text: Rereadable) -> None:
+        """Put the questions to what has come since they were put last."""
+        end = self.run.bytes_read
+        if end > self.looked:
+            self.retriever.look(self.run.stream, Part(self.looked, end), text.read(self.looked, end))
+        self.looked, self.unseen = end, 0
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors, counts = self.run.state()
-        return tensors | self.retriever.state(), {**counts, "answers": [asdict(each) for each in self.answers]}
+        own = {"answers": [asdict(each) for each in self.answers], "looked": self.looked, "unseen": self.unseen}
+        return tensors | self.retriever.state(), {**counts, **own}
 
     def load_state(self, tensors: dict[str, torch.Tensor], counts: dict[str, Any]) -> None:
         """What `run` has not taken of it."""
         self.answers = [Answer.of(each) for each in counts["answers"]]
-        if self.tokens:
-            self.retriever.load_state(tensors, self.run.bytes_read)
+        self.looked, self.unseen = int(counts["looked"]), int(counts["unseen"])
+        if not 0 <= self.looked <= self.run.bytes_read:
+            raise ValueError
+        if self.looked:
+            self.retriever.load_state(tensors, self.looked)
 
 
 def answer_questions(
@@ -114,11 +128,12 @@ def answer_questions(
 
     cache: the most tokens that attention ever spans, while streaming (without the chunk at hand) and when passages are
     read again. pin: an instruction that stays in the sinks while the text streams, and before what is read again.
-    every: call `so_far` after each so many tokens. observers: called after every chunk; streamed: once the text has
-    passed. interrupt: stops the streaming, the answers then being those of the text so far, or ends the answering after
-    the question at hand. saved: of `Standing.state`, to go on from. keep: called when that may be saved, with True when
-    the text has ended or the answering stops. Returns the answers, and whether everything was read and answered. Raises
-    UserError where the input can't be read or is empty, UsageError where the questions or sizes do not fit.
+    every: call `so_far` after each so many tokens, or a chunk later. observers: called after every chunk; streamed:
+    once the text has passed. interrupt: stops the streaming, the answers then being those of the text so far, or ends
+    the answering after the question at hand. saved: of `Standing.state`, to go on from. keep: called when that may be
+    saved, with True when the text has ended or the answering stops. Returns the answers, and whether everything was
+    read and answered. Raises UserError where the input can't be read or is empty, UsageError where the questions or
+    sizes do not fit.
     """
     keep = keep or (lambda *_: None)
     prompter = Prompter(loaded.tokenizer, pin)
@@ -126,7 +141,8 @@ def answer_questions(
     retriever = Retriever(loaded, prompter, questions, options.chunk)
     pinned = plain_ids(loaded.tokenizer, f"{prompter.pin}\n\n") if prompter.pin else []
     sinks = max(SINKS, len(pinned))
-    window = sinks + options.chunk + options.chunk // 2
+    chunks = max(1, min(CHUNKS, (cache - sinks) // options.chunk))
+    window = sinks + chunks * options.chunk + options.chunk // 2
     policy = make_policy("streamingllm", cache=min(cache, window), sinks=sinks)
     with Rereadable(source) as text:
         with PerplexityRun(loaded, text.source, policy, replace(options, score=False), saved) as run:
@@ -134,21 +150,29 @@ def answer_questions(
             if saved is not None:
                 with telling_damage(source.name):
                     standing.load_state(*saved)
-            token, byte = run.tokens, run.bytes_read
+            token = run.tokens
+            told = token // every if every else 0
             for ids in torch.tensor([pinned]).split(options.chunk, dim=1) if pinned and saved is None else ():
                 run.stream.feed(ids, score=False)
             for progress in run.chunks(interrupt):
-                retriever.look(run.stream, Part(byte, progress.byte))
+                token = progress.token
+                standing.unseen += 1
+                if standing.unseen == chunks:
+                    standing.look(text)
                 for observer in observers:
                     observer(progress)
-                if every and progress.token // every > token // every:
+                if every and not standing.unseen and token // every > told:
+                    told = token // every
                     with run.stream.paused():
                         second_look = _SecondLook(loaded, retriever, text, cache, progress.byte)
-                        so_far(SoFar(progress.token, [second_look.answer(n) for n in range(len(questions))]))
-                token, byte = progress.token, progress.byte
+                        so_far(SoFar(token, [second_look.answer(n) for n in range(len(questions))]))
                 keep(standing, False)
-            keep(standing, True)
-            complete = run.complete
+            complete, byte = run.complete, run.bytes_read
+            if not complete:
+                keep(standing, True)  # before a look that a run without a break would not take
+            standing.look(text)
+            if complete:
+                keep(standing, True)
         stopped = interrupt is not None and interrupt.requested
         if token == 0:
             if stopped:
@@ -156,13 +180,14 @@ def answer_questions(
             raise UserError(f"{source.name}: nothing was read, so there is nothing to answer from.")
         streamed()
         second_look = _SecondLook(loaded, retriever, text, cache, byte)
-        answers = standing.answers
+        answers = standing.answers if complete else []
         for number in range(len(answers), len(questions)):
             if interrupt is not None and interrupt.requested and not stopped:
                 keep(standing, True)
                 return answers, False
             answers.append(second_look.answer(number))
-            keep(standing, False)
+            if complete:
+                keep(standing, False)
         return answers, complete
 
 
@@ -188,11 +213,12 @@ class _SecondLook:
 
     def __init__(self, loaded: Loaded, retriever: Retriever, text: Rereadable, cache: int, end: int) -> None:
         self._loaded, self._retriever, self._text, self._cache = loaded, retriever, text, cache
-        self._passages = Passages(loaded, retriever.prompter, text, end)
+        self._passages = Passages(loaded, retriever, text, end)
+        self._reader = Reader(loaded, retriever.prompter, cache)
 
     def answer(self, number: int) -> Answer:
         question = self._retriever.questions[number]
-        ranked = self._passages.ranked(question, self._retriever.worth_reading(number, PARTS, WORTH))
+        ranked = self._passages.ranked(number, self._retriever.worth_reading(number, PARTS, WORTH))
         if not ranked:  # nothing but white space
             return Answer(question, "", 0.0, False, ())
         top = ranked[:EVIDENCE]
@@ -208,14 +234,13 @@ class _SecondLook:
 
     def _read(self, question: str, top: Sequence[Sentence]) -> Reading:
         """The best sentence read alone, which does not mislead a small model by others; where that gives no answer to
-        believe, the better of it and of all of `top` with their neighbours."""
-        prompter = self._retriever.prompter
-        alone = read(self._loaded, prompter, squeezed(top[0].text), question)
-        if confidence(alone, top[0]) >= FOUND:
+        believe but might have, the better of it and of all of `top` with their neighbours."""
+        alone = self._reader.read(squeezed(top[0].text), question)
+        if confidence(alone, top[0]) >= FOUND or most_confidence(top[0]) < FOUND:
             return alone
-        room = self._cache - ANSWER_ROOM - len(prompter.ask("", question))
-        together = read(self._loaded, prompter, self._passages.joined(top, room), question)
-        return max(alone, together, key=lambda reading: reading.rank)
+        room = self._reader.cache - len(self._retriever.prompter.ask("", question))
+        together = self._reader.read(self._passages.joined(top, room), question)
+        return max(alone, together, key=lambda reading: reading.logprob)
 
 
 def _with_answer_first(top: Sequence[Sentence], answer: str) -> list[Sentence]:

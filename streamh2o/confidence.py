@@ -8,21 +8,27 @@ from streamh2o.passages import Sentence
 from streamh2o.reading import Reading
 
 FOUND = 0.5  # confidence from which a question counts as answered
-WEIGHTS = (-2.5, 11.2, 0.53)  # of one and of `features`; docs/answers.md says how they were fitted
+WEIGHTS = (-9.06, 9.07, 11.68, 0.56)  # of one and of `features`; data/fit_confidence.py fits them
 
 
-def features(reading: Reading, best: Sentence) -> tuple[float, float]:
+def features(reading: Reading, best: Sentence) -> tuple[float, ...]:
     """What confidence is made of.
 
-    The share of the question's loss that the best sentence takes away, which stays small where only the form of the
-    question fits and its names do not; and the log-probability of the answer's ids, in nats.
+    The share of the question's loss that the best sentence takes away, and the share of what its words say that stand
+    there, which both stay small where only the form of the question fits and its names do not; and the log-probability
+    of the answer, in nats.
     """
-    return best.explained, reading.logprob
+    return best.explained, best.covered, reading.logprob
 
 
 def confidence(reading: Reading, best: Sentence) -> float:
-    """0 to 1, by a logistic function of `features`; 0 where the answer says nothing that the question does not."""
-    if not reading.new:
+    """0 to 1, by a logistic function of `features`; 0 where there is no answer."""
+    if not reading.answer:
         return 0.0
     value = WEIGHTS[0] + sum(w * x for w, x in zip(WEIGHTS[1:], features(reading, best), strict=True))
     return 1 / (1 + math.exp(-max(-30.0, min(30.0, value))))
+
+
+def most_confidence(best: Sentence) -> float:
+    """What `confidence` would be of an answer that the model is sure of."""
+    return confidence(Reading("sure", 0.0), best)

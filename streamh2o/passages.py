@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from streamh2o.prompts import Prompter
-from streamh2o.retrieve import Part, likelihoods
+from streamh2o.retrieve import Part, Retriever, likelihoods
 from streamh2o.sentences import sentences, squeezed, whole_characters
 from streamh2o.spool import Rereadable
 
@@ -18,50 +15,71 @@ if TYPE_CHECKING:
     from streamh2o.models import Loaded
 
 MARGIN = 600  # bytes before and after a part, so that a sentence across its border is whole
+LITERAL = 8  # sentences tried because rare words of the question stand in them
+MOST = 0.5  # of what all words of the question would say
 GAP = " ... "  # between passages that do not touch
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Bytes `start` to `end` of the input. after: what the question's ids lose right after it, float32 [ids], nats;
-    alone: what they lose without any text."""
+    """Bytes `start` to `end` of the input, which may be about a question.
+
+    gain: by how many nats the question is likelier right after the sentence than without any text. explained: that as a
+    share of the question's loss without any text. rarity, covered: how much it says, in nats, that words of the
+    question stand in the sentence, and as a share of what all of them would say (`Wording`).
+    """
 
     start: int
     end: int
     text: bytes
-    after: np.ndarray
-    alone: np.ndarray
+    gain: float
+    explained: float
+    rarity: float
+    covered: float
 
     @property
     def score(self) -> float:
-        """By how many nats the question is likelier after this sentence than without any text."""
-        return float(self.alone.sum() - self.after.sum())
-
-    @property
-    def explained(self) -> float:
-        """The share of the question's loss without a text that this sentence takes away."""
-        return self.score / float(self.alone.sum())
+        """What ranks it, in nats."""
+        return self.gain + self.rarity
 
 
 class Passages:
     """The text read so far, `end` bytes of it, as sentences."""
 
-    def __init__(self, loaded: Loaded, prompter: Prompter, text: Rereadable, end: int) -> None:
-        self._loaded, self._prompter, self._text, self._end = loaded, prompter, text, end
+    def __init__(self, loaded: Loaded, retriever: Retriever, text: Rereadable, end: int) -> None:
+        self._loaded, self._retriever, self._text, self._end = loaded, retriever, text, end
+        self._prompter = retriever.prompter
 
-    def ranked(self, question: str, parts: Sequence[Part]) -> list[Sentence]:
-        """The sentences of `parts`, the one after which the question is likeliest first.
+    def ranked(self, question: int, parts: Sequence[Part]) -> list[Sentence]:
+        """Sentences of `parts`, the likeliest to be what a question is about first.
 
-        The model must not be attached to a stream.
+        Where one of them holds MOST of what the question's words say, only the LITERAL best by that are tried; else all
+        of the first part, and so many of the others. The model must not be attached to a stream.
         """
-        found = {
-            (start, start + len(data)): data for part in parts for start, data in self._sentences(part.start, part.end)
-        }
-        ids, stem = self._prompter.question(question), self._prompter.stem
+        ids, stem, wording = self._retriever.ids[question], self._prompter.stem, self._retriever.wording
+        found = {span: data for part in parts[:1] for span, data in self._spans(part)}
+        others = {span: data for part in parts[1:] for span, data in self._spans(part)}
+        if any(wording.covered(question, squeezed(data)) >= MOST for data in (*found.values(), *others.values())):
+            found, others = {}, found | others
+        literal = sorted(others.items(), key=lambda each: -wording.of_sentence(question, squeezed(each[1])))
+        found |= dict(literal[:LITERAL])
         spans = sorted(found)
-        contexts = [[], *(self._prompter.text(squeezed(found[span])) for span in spans)]
-        alone, *losses = likelihoods(self._loaded, [(context + stem, ids) for context in contexts])
-        ranked = [Sentence(*span, found[span], after, alone) for span, after in zip(spans, losses, strict=True)]
+        texts = [squeezed(found[span]) for span in spans]
+        contexts = [[], *(self._prompter.text(text) for text in texts)]
+        alone, *after = (
+            float(losses.sum()) for losses in likelihoods(self._loaded, [(each + stem, ids) for each in contexts])
+        )
+        ranked = [
+            Sentence(
+                *span,
+                found[span],
+                alone - loss,
+                1 - loss / alone,
+                wording.of_sentence(question, text),
+                wording.covered(question, text),
+            )
+            for span, text, loss in zip(spans, texts, after, strict=True)
+        ]
         return sorted(ranked, key=lambda sentence: -sentence.score)
 
     def joined(self, ranked: Sequence[Sentence], room: int) -> str:
@@ -76,6 +94,9 @@ class Passages:
                     chosen, result = wider, text
                     break
         return result
+
+    def _spans(self, part: Part) -> list[tuple[tuple[int, int], bytes]]:
+        return [((start, start + len(data)), data) for start, data in self._sentences(part.start, part.end)]
 
     def _sentences(self, start: int, stop: int) -> list[tuple[int, bytes]]:
         """Sentences that lie, at least in part, in bytes `start` to `stop`: (offset, bytes)."""

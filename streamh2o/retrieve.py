@@ -1,4 +1,4 @@
-"""Which parts of a text a question is about: how likely the question becomes after each of them."""
+"""Which parts of a text a question is about: how likely it becomes after each, and which of its words stand there."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from streamh2o.branching import Tree
 from streamh2o.errors import UsageError
 from streamh2o.head import logits_function, losses
-from streamh2o.positions import Branches
 from streamh2o.prompts import Prompter
+from streamh2o.wording import Wording
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
     from streamh2o.stream import Stream
 
 KEPT = 64  # candidates remembered per question while the text passes
-_KINDS = {"places": torch.int64, "nll": torch.float32, "total": torch.float64, "count": torch.int64}  # as saved
+_KINDS = {  # of what is saved of a question
+    "places": torch.int64,
+    "nll": torch.float32,
+    "found": torch.bool,
+    "total": torch.float64,
+    "count": torch.int64,
+}
 BATCH_TOKENS = 1024  # of one pass over short texts
 
 
@@ -31,11 +38,20 @@ class Part:
     end: int
 
 
+@dataclass(frozen=True)
+class _Look:
+    """A part, what one question's ids lost after it (float32 [ids]), and the questions' words that it holds."""
+
+    part: Part
+    nll: np.ndarray
+    found: frozenset[str]
+
+
 @dataclass
 class _Seen:
-    """What one question's ids lost after each part: float32 [ids] each, and their mean over all parts so far."""
+    """Looks at the parts that may matter for one question, and the mean loss of its ids over all parts so far."""
 
-    parts: list[tuple[Part, np.ndarray]] = field(default_factory=list)
+    looks: list[_Look] = field(default_factory=list)
     total: np.ndarray | None = None
     count: int = 0
 
@@ -45,30 +61,29 @@ class _Seen:
         assert self.total is not None
         return self.total / self.count
 
-    def add(self, part: Part, nll: np.ndarray) -> None:
-        self.total = nll.astype(np.float64) if self.total is None else self.total + nll
+    def add(self, look: _Look) -> None:
+        self.total = look.nll.astype(np.float64) if self.total is None else self.total + look.nll
         self.count += 1
-        self.parts.append((part, nll))
-        if len(self.parts) >= 2 * KEPT:
-            self.parts = self.ranked(KEPT)
+        self.looks.append(look)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """What `load_state` takes."""
+    def state(self, words: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What `load_state` takes. words: all that a look can have found, in their order."""
         assert self.total is not None
         return {
-            "places": torch.tensor([[part.start, part.end] for part, _ in self.parts]),
-            "nll": torch.from_numpy(np.stack([nll for _, nll in self.parts])),
+            "places": torch.tensor([[look.part.start, look.part.end] for look in self.looks]),
+            "nll": torch.from_numpy(np.stack([look.nll for look in self.looks])),
+            "found": torch.tensor([[word in look.found for word in words] for look in self.looks], dtype=torch.bool),
             "total": torch.from_numpy(self.total),
             "count": torch.tensor(self.count),
         }
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        places, nll = state["places"].tolist(), state["nll"].numpy()
-        self.parts = [(Part(*place), each) for place, each in zip(places, nll, strict=True)]
+    def load_state(self, state: dict[str, torch.Tensor], words: Sequence[str]) -> None:
+        rows = zip(state["places"].tolist(), state["nll"].numpy(), state["found"].tolist(), strict=True)
+        self.looks = [
+            _Look(Part(*place), nll, frozenset(word for word, there in zip(words, held, strict=True) if there))
+            for place, nll, held in rows
+        ]
         self.total, self.count = state["total"].numpy(), int(state["count"])
-
-    def ranked(self, count: int) -> list[tuple[Part, np.ndarray]]:
-        return sorted(self.parts, key=lambda each: gain(self.typical, each[1]), reverse=True)[:count]
 
 
 def gain(typical: np.ndarray, nll: np.ndarray) -> float:
@@ -79,51 +94,55 @@ def gain(typical: np.ndarray, nll: np.ndarray) -> float:
 class Retriever:
     """Ranks the parts of a text for several questions while it streams.
 
-    After each chunk, `look` runs all questions side by side against the stream's cache, of which nothing stays there.
+    After some chunks, `look` runs all questions side by side against the stream's cache, of which nothing stays there.
     What is remembered of the text are places, not slots: it can be read again where a question points.
     Raises UsageError where a question has more tokens than a chunk.
     """
 
     def __init__(self, loaded: Loaded, prompter: Prompter, questions: Sequence[str], chunk: int) -> None:
         self.prompter, self.questions = prompter, list(questions)
-        self.stem = self.prompter.stem
+        self.wording = Wording(questions)
+        stem = self.prompter.stem
         self.ids = [self.prompter.question(question) for question in questions]
         for question, ids in zip(questions, self.ids, strict=True):
-            if len(ids) + len(self.stem) > chunk:
+            if len(ids) + len(stem) > chunk:
                 raise UsageError(
                     f"The question {question[:40]!r}... has {len(ids)} tokens, more than --chunk {chunk} can take; "
                     "shorten it or raise --chunk."
                 )
-        self._groups = _groups([len(ids) for ids in self.ids], chunk - len(self.stem))
-        self._branches = [
-            Branches(len(self.stem), [len(self.ids[q]) for q in group], loaded.device) for group in self._groups
-        ]
+        self._groups = _groups([len(ids) for ids in self.ids], chunk - len(stem))
+        # Nothing is asked after the last id of a question, so it need not be read.
+        self._trees = [Tree(stem, [self.ids[q][:-1] for q in group], loaded.device) for group in self._groups]
         self._seen = [_Seen() for _ in questions]
 
-    def look(self, stream: Stream, part: Part) -> None:
-        """Score `part`, which `stream` has just read."""
-        for group, branches in zip(self._groups, self._branches, strict=True):
-            tokens = self.stem + [token for q in group for token in self.ids[q]]
-            hidden = stream.probe(torch.tensor([tokens]), branches)[0]
-            targets, before, place = [], [], len(self.stem)
-            for q in group:
-                size = len(self.ids[q])
-                before += [len(self.stem) - 1, *range(place, place + size - 1)]
-                targets += self.ids[q]
-                place += size
+    def look(self, stream: Stream, part: Part, data: bytes) -> None:
+        """Score `part`, which `stream` has just read and whose bytes are `data`."""
+        found = self.wording.look(data)
+        for group, tree in zip(self._groups, self._trees, strict=True):
+            hidden = stream.probe(torch.tensor([tree.ids]), tree)[0]
+            before = [place for path in range(len(group)) for place in tree.before(path)]
             with torch.inference_mode():
-                wanted = torch.tensor(targets, device=hidden.device)
+                wanted = torch.tensor([token for q in group for token in self.ids[q]], device=hidden.device)
                 nll = losses(hidden[before], wanted, stream.logits).cpu().numpy()
             for q, each in zip(group, _split(nll, [len(self.ids[q]) for q in group]), strict=True):
-                self._seen[q].add(part, each)
+                seen = self._seen[q]
+                seen.add(_Look(part, each, found))
+                if len(seen.looks) >= 2 * KEPT:
+                    seen.looks = [look for look, _ in self._ranked(q)[:KEPT]]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The places remembered of every question, to go on from; empty before the first `look`."""
-        seen = [(number, each) for number, each in enumerate(self._seen) if each.count]
-        return {f"question{number}.{name}": part for number, each in seen for name, part in each.state().items()}
+        """What is remembered of the text so far, to go on from; empty before the first `look`."""
+        if not self._seen[0].count:
+            return {}
+        tensors = {f"words.{name}": part for name, part in self.wording.state().items()}
+        for number, seen in enumerate(self._seen):
+            tensors |= {f"question{number}.{name}": part for name, part in seen.state(self.wording.words).items()}
+        return tensors
 
     def load_state(self, tensors: dict[str, torch.Tensor], end: int) -> None:
         """Put back what `state` gave after `end` bytes. Raises KeyError, TypeError or ValueError for anything else."""
+        words = self.wording.words
+        self.wording.load_state({name: tensors[f"words.{name}"] for name in ("in_parts", "in_sentences", "sizes")})
         for number, (seen, ids) in enumerate(zip(self._seen, self.ids, strict=True)):
             parts = {name: tensors[f"question{number}.{name}"] for name in _KINDS}
             if any(parts[name].dtype != kind for name, kind in _KINDS.items()):
@@ -131,19 +150,34 @@ class Retriever:
             n = len(parts["places"])
             if not n or parts["nll"].shape != (n, len(ids)) or parts["total"].shape != (len(ids),):
                 raise ValueError
+            if parts["found"].shape != (n, len(words)):
+                raise ValueError
             if parts["count"] < n or parts["places"].min() < 0 or parts["places"].max() > end:
                 raise ValueError
-            seen.load_state(parts)
+            seen.load_state(parts, words)
 
     def best(self, question: int, count: int) -> list[tuple[Part, float]]:
-        """The parts after which the question is likeliest, best first, with their gains in nats."""
+        """The parts that a question is likeliest about, best first, with their scores, 0 to 2."""
+        return [(look.part, score) for look, score in self._ranked(question)[:count]]
+
+    def _ranked(self, question: int) -> list[tuple[_Look, float]]:
+        """A part's score: its gain in likelihood and the rarity of the question's words in it, each as a share of the
+        best part's.
+
+        Neither is enough. The form of a question can weigh more than a name in it ("Tell me the <REGISTER_CONTENT> in
+        line ..."), and other words may be meant than those of the text.
+        """
         seen = self._seen[question]
-        return [(part, gain(seen.typical, nll)) for part, nll in seen.ranked(count)]
+        gains = [max(0.0, gain(seen.typical, look.nll)) for look in seen.looks]
+        rarities = [self.wording.of_part(question, look.found) for look in seen.looks]
+        most = [max(values) or 1.0 for values in (gains, rarities)]
+        scores = [each / most[0] + rarity / most[1] for each, rarity in zip(gains, rarities, strict=True)]
+        return sorted(zip(seen.looks, scores, strict=True), key=lambda pair: -pair[1])
 
     def worth_reading(self, question: int, count: int, share: float) -> list[Part]:
-        """The best part, and of the next ones, `count` in all, those with at least `share` of its gain."""
+        """The best part, and of the next ones, `count` in all, those with at least `share` of its score."""
         (first, most), *others = self.best(question, count)
-        return [first, *(part for part, gained in others if gained >= share * most)]
+        return [first, *(part for part, score in others if score >= share * most)]
 
 
 def _groups(lengths: Sequence[int], room: int) -> list[list[int]]:
@@ -179,10 +213,11 @@ def likelihoods(loaded: Loaded, pairs: Sequence[tuple[list[int], list[int]]]) ->
             width = wider
             batch.append(order.pop(0))
         # Padding stands after the last token that counts, where causal attention never looks.
-        rows = [pairs[n][0] + pairs[n][1] for n in batch]
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=loaded.device)
+        # Nothing is asked after the last id, so it need not be read.
+        rows = [pairs[n][0] + pairs[n][1][:-1] for n in batch]
+        ids = torch.tensor([row + [0] * (width - 1 - len(row)) for row in rows], device=loaded.device)
         hidden = loaded.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        before = [hidden[row, len(pairs[n][0]) - 1 : len(rows[row]) - 1] for row, n in enumerate(batch)]
+        before = [hidden[row, len(pairs[n][0]) - 1 : len(rows[row])] for row, n in enumerate(batch)]
         targets = torch.tensor([token for n in batch for token in pairs[n][1]], device=loaded.device)
         nll = losses(torch.cat(before), targets, logits).cpu().numpy()
         for n, each in zip(batch, _split(nll, [len(pairs[n][1]) for n in batch]), strict=True):

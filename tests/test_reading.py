@@ -1,6 +1,7 @@
 """Answers are copied from the text, and records are filled from answers."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.extract import Field, read_fields, record
 from streamh2o.models import load_model
 from streamh2o.prompts import Prompter
-from streamh2o.reading import Copies, read
+from streamh2o.reading import Reader, copies, words
 from streamh2o.run import RunOptions
 from streamh2o.sources import open_inputs
 from tests.tiny_folder import TEXT, make_folder
@@ -20,26 +21,63 @@ def loaded(tmp_path_factory):
     return load_model(str(make_folder(tmp_path_factory.mktemp("model"))), dtype="float32", device="cpu")
 
 
+@pytest.fixture(scope="module")
+def reader(loaded):
+    return Reader(loaded, Prompter(loaded.tokenizer), cache=448)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.text("ab1é .\n(", max_size=30))
-def test_an_answer_stands_in_the_text_word_for_word(loaded, text):
-    reading = read(loaded, Prompter(loaded.tokenizer), text, "Who?")
+def test_an_answer_stands_in_the_text_word_for_word(reader, text):
+    reading = reader.read(text, "Who?")
     assert reading.answer in text
     assert reading.logprob <= 0
+    assert bool(reading.answer) == bool(words(text))
+
+
+def test_reading_is_the_same_whatever_was_read_before(loaded, reader):
+    want = Reader(loaded, Prompter(loaded.tokenizer), cache=448).read(TEXT, "Who jumps?")
+    reader.read("Another text. It is longer.", "Why?")
+    assert reader.read(TEXT, "Who jumps?") == want
+
+
+def test_an_answer_is_the_likeliest_of_all_that_can_be_copied(loaded, reader):
+    """Against each stretch of words run through the model by itself, with what ends an answer after it."""
+    prompter, text, question = Prompter(loaded.tokenizer), "The fox jumps. A dog sleeps here.", "What does the dog do?"
+    prompt, ends = prompter.ask(text, question), sorted(prompter.ends())
+
+    def logprob(ids):
+        hidden = loaded.model.base_model(input_ids=torch.tensor([prompt + ids])).last_hidden_state[0]
+        rows = loaded.model.get_output_embeddings()(hidden[len(prompt) - 1 :]).float().log_softmax(-1)
+        return float(rows[range(len(ids)), ids].sum() + rows[-1, ends].logsumexp(-1))
+
+    with torch.inference_mode():
+        every = {
+            answer: logprob(copy.ids[:number])
+            for copy in copies(prompter, text)
+            for number, answer in copy.wholes(frozenset(words(question)))
+        }
+    reading = reader.read(text, question)
+    assert reading.logprob == pytest.approx(every[reading.answer], abs=1e-3)
+    assert reading.logprob == pytest.approx(max(every.values()), abs=1e-3)
 
 
 def test_a_copy_ends_after_a_whole_word_and_not_beyond_its_sentence(loaded):
-    prompter, end = Prompter(loaded.tokenizer), -1
-    copies = Copies(prompter, "There were 4567 sheep to be counted by him. More came after.")
-    for token in prompter.answer("4567")[0]:
-        assert token in copies.next({end})
-        assert end not in copies.next({end})
-        copies.take(token)
-    assert end in copies.next({end})
-    assert copies.text == "4567"
-    for token in prompter.answer("4567 sheep to be counted by him.")[0][len(prompter.answer("4567")[0]) :]:
-        copies.take(token)
-    assert copies.next({end}) == {end}
+    prompter = Prompter(loaded.tokenizer)
+    begun = {
+        copy.piece: copy for copy in copies(prompter, "There were 4567 sheep to be counted by him. More came after.")
+    }
+    assert "after." in begun
+    assert begun["sheep to be counted by him."].ids
+    answers = [answer for _, answer in begun["4567 sheep to be counted by him."].wholes(frozenset(["4567", "sheep"]))]
+    assert answers[0] == "4567 sheep to"
+    assert answers[-1] == "4567 sheep to be counted by him."
+    assert set(answers[1:-1]) <= {
+        "4567 sheep to be",
+        "4567 sheep to be counted",
+        "4567 sheep to be counted by",
+        "4567 sheep to be counted by him",
+    }
 
 
 def test_answers_so_far_come_while_the_text_streams_and_the_last_ones_are_not_changed(loaded, tmp_path):

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamh2o.branching import Tree
 from streamh2o.head import losses
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
@@ -49,7 +50,7 @@ def test_looking_leaves_no_trace_in_the_stream(loaded):
             for start in range(0, 96, 32):
                 parts.append(stream.feed(ids[:, start : start + 32]).losses)
                 if look:
-                    retriever.look(stream, Part(start, start + 32))
+                    retriever.look(stream, Part(start, start + 32), b"What jumps?")
             results.append(torch.cat(parts, 1))
     assert torch.equal(*results)
 
@@ -65,7 +66,7 @@ def test_ten_questions_score_as_each_does_alone(loaded):
         for start in range(0, 128, 64):
             stream.feed(text[:, start : start + 64])
             for retriever in retrievers:
-                retriever.look(stream, Part(start, start + 64))
+                retriever.look(stream, Part(start, start + 64), TEXT.encode())
     for number, alone in enumerate(retrievers[1:]):
         mine, theirs = retrievers[0].best(number, 9), alone.best(0, 9)
         assert [part for part, _ in mine] == [part for part, _ in theirs]
@@ -73,15 +74,31 @@ def test_ten_questions_score_as_each_does_alone(loaded):
 
 
 def test_what_is_remembered_does_not_grow_with_the_text(loaded):
-    retriever = Retriever(loaded, Prompter(loaded.tokenizer), ["Who?"], 64)
-    seen, random = retriever._seen[0], np.random.default_rng(0)
-    rows = random.normal(size=(1000, len(retriever.ids[0]))).astype(np.float32)
-    rows[123] -= 10
-    for number, row in enumerate(rows):
-        seen.add(Part(number, number + 1), row)
-    assert len(seen.parts) < 200
+    retriever = Retriever(loaded, Prompter(loaded.tokenizer), ["Who is it?"], 64)
+    text = torch.tensor([plain_ids(loaded.tokenizer, TEXT * 10)[:64]])
+    with Stream(loaded.model, make_policy("streamingllm", cache=40), chunk=64) as stream:
+        stream.feed(text)
+        for number in range(300):
+            said = b"Who is it? It is I." if number == 123 else b"It is a part of a text."
+            retriever.look(stream, Part(number, number + 1), said)
+    assert len(retriever._seen[0].looks) < 200
     assert retriever.best(0, 1)[0][0].start == 123
-    np.testing.assert_allclose(seen.typical, rows.mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["streamingllm", "h2o"])
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_paths_of_a_tree_that_begin_alike_are_read_once_and_give_what_each_gives_alone(policy, family):
+    model = tiny.FAMILIES[family]()
+    stem, paths = [3, 4], [[5, 6, 7], [5, 6, 8, 9], [], [5], [6, 7]]
+    with Stream(model, make_policy(policy, cache=40), chunk=20) as stream:
+        for start in range(0, 100, 20):
+            stream.feed(tiny.tokens(100)[:, start : start + 20])
+        tree = Tree(stem, paths, torch.device("cpu"))
+        together = stream.probe(torch.tensor([tree.ids]), tree)[0]
+        alone = [stream.probe(torch.tensor([stem + path]), lambda *_: None)[0] for path in paths]
+    assert tree.ids == [3, 4, 5, 6, 7, 8, 9, 6, 7]
+    for number, want in enumerate(alone):
+        torch.testing.assert_close(together[tree.before(number)], want[1:], atol=1e-5, rtol=1e-4)
 
 
 @given(st.lists(st.integers(1, 20), max_size=30))

@@ -76,7 +76,7 @@ def answer(
     ] = 1024,
     chunk: Annotated[
         int,
-        typer.Option(metavar="N", rich_help_panel="Cache", help="Tokens of one forward pass; questions follow each."),
+        typer.Option(metavar="N", rich_help_panel="Cache", help="Tokens of a pass; questions follow every second."),
     ] = 256,
     max_tokens: opt.MaxTokens = None,
     bos: opt.Bos = "auto",
@@ -101,9 +101,10 @@ def answer(
 ) -> None:
     """Answer questions about a text of any length, and show where in the text each answer stands.
 
-    The text streams through the model once, whatever the number of questions. After each chunk the model is asked how
-    likely each question has become; where it is likeliest, the sentences are read again, and answered from. The text of
-    a pipe is kept in a private temporary file meanwhile, which goes away with the command, also on Ctrl-C.
+    The text streams through the model once, whatever the number of questions. After every second chunk the model is
+    asked how likely each question has become; where it is likeliest, and where rare words of the question stand, the
+    sentences are read again, and answered from. The text of a pipe is kept in a private temporary file meanwhile, which
+    goes away with the command, also on Ctrl-C.
 
     Each answer comes with a confidence from 0 to 1, and up to three passages of the text. Below one half, the answer
     counts as not found. --json gives the passages as byte offsets into the input (decompressed), the end not included.
