@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -38,6 +39,12 @@ def check_outputs(outputs: dict[str, Path | None], inputs: Iterable[str | os.Pat
     for option, path in outputs.items():
         if path is None or str(path) == "-":
             continue
+        try:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(path)
+        except (OSError, ValueError) as error:  # too long, or holds what no name may
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{option} {str(path)[:60]}: not a possible file name ({reason.lower()}).") from None
         if not path.parent.is_dir():
             raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first.")
         if path.is_dir():

@@ -23,7 +23,8 @@ _EXAMPLES = (
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """The ids of `text` alone; names of special tokens in it are plain text."""
+    """The ids of `text` alone; special tokens' names in it are plain text, and bytes that are not UTF-8 are U+FFFD."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
 
 

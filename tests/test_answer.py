@@ -132,6 +132,13 @@ def test_what_cannot_work_is_said_in_one_sentence(streamh2o, folder, book, argum
     assert err.count("\n") == 1
 
 
+def test_a_question_whose_bytes_are_not_utf_8_is_asked_all_the_same(streamh2o, folder, book):
+    line = ("--model", folder, "--dtype", "float32", "--cache", 460, "--chunk", 64, "--max-tokens", 200, "--json", "-")
+    code, out, _ = streamh2o("answer", book, "-q", "caf\udce9?", *line)
+    assert code == 0
+    assert json.loads(out)["answers"][0]["question"] == "caf\udce9?"
+
+
 def test_an_empty_text_is_said_to_be_empty(streamh2o, folder, tmp_path):
     (tmp_path / "empty.txt").write_bytes(b"")
     code, _, err = streamh2o(

@@ -80,6 +80,12 @@ def test_a_folder_is_no_file_to_write(tmp_path):
         check_outputs({"--log": tmp_path}, [])
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match=r"--log .*: not a possible file name"):
+        check_outputs({"--log": tmp_path / name}, [])
+
+
 def test_two_options_may_not_name_one_file(tmp_path):
     (tmp_path / "sub").mkdir()
     with pytest.raises(UsageError, match="different files"):
