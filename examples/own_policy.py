@@ -11,7 +11,8 @@ from torch import Tensor
 
 from streamh2o.models import load_model
 from streamh2o.policies import POLICIES, Policy, make_policy
-from streamh2o.run import RunOptions, run_perplexity
+from streamh2o.run import run_perplexity
+from streamh2o.run_options import RunOptions
 from streamh2o.text import open_inputs
 
 

@@ -17,7 +17,8 @@ from streamh2o.progress import Observer
 from streamh2o.prompts import Prompter, plain_ids
 from streamh2o.reading import Reader, Reading
 from streamh2o.retrieve import Part, Retriever
-from streamh2o.run import PerplexityRun, RunOptions
+from streamh2o.run import PerplexityRun
+from streamh2o.run_options import RunOptions
 from streamh2o.saved_state import telling_damage
 from streamh2o.sentences import squeezed
 from streamh2o.spool import Rereadable

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from streamh2o.errors import UserError
+from streamh2o.halving import naming_memory
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.perplexity import exp
 from streamh2o.policies import Policy
 from streamh2o.progress import Progress
-from streamh2o.run import PerplexityRun, RunOptions, naming_memory, open_stream
+from streamh2o.run import PerplexityRun
+from streamh2o.run_options import RunOptions, open_stream
 from streamh2o.stream import Fed
 from streamh2o.text import Block, Source
 from streamh2o.together import feed_together

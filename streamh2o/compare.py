@@ -20,7 +20,8 @@ from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.progress import Observer
 from streamh2o.replay import ReadText, Replay
 from streamh2o.report.visible import visible
-from streamh2o.run import PerplexityRun, RunOptions, open_stream
+from streamh2o.run import PerplexityRun
+from streamh2o.run_options import RunOptions, open_stream
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded

@@ -17,7 +17,8 @@ from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity, exp
 from streamh2o.progress import Progress
-from streamh2o.run import SCHEMA, RunOptions, open_reader
+from streamh2o.run import SCHEMA
+from streamh2o.run_options import RunOptions, open_reader
 from streamh2o.text import Source
 from streamh2o.versions import versions
 

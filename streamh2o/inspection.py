@@ -14,7 +14,8 @@ from streamh2o.interrupt import Interrupt
 from streamh2o.kept import QUANTILES, HeldTokens, Kept, Watch
 from streamh2o.policies import Policy
 from streamh2o.progress import Observer
-from streamh2o.run import PerplexityRun, RunOptions
+from streamh2o.run import PerplexityRun
+from streamh2o.run_options import RunOptions
 from streamh2o.spool import Rereadable
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from streamh2o.policies import Policy
 from streamh2o.progress import Observer
 from streamh2o.prompts import Prompter
 from streamh2o.reading import LONGEST_ANSWER, words
-from streamh2o.run import PerplexityRun, RunOptions
+from streamh2o.run import PerplexityRun
+from streamh2o.run_options import RunOptions
 from streamh2o.trials import Asked, Trial
 
 if TYPE_CHECKING:

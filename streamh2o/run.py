@@ -5,25 +5,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from contextlib import nullcontext
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from streamh2o import kernel
-from streamh2o.errors import UsageError, UserError
-from streamh2o.halving import out_of_memory
+from streamh2o.errors import UserError
+from streamh2o.halving import naming_memory
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity
 from streamh2o.policies import Policy
 from streamh2o.progress import Observer, Progress
-from streamh2o.quantised import require_bits
 from streamh2o.replay import Replay
+from streamh2o.run_options import RunOptions, open_reader, open_stream
 from streamh2o.saved_state import require_sound, telling_damage
-from streamh2o.stream import Fed, Stream
+from streamh2o.stream import Fed
 from streamh2o.text import Block, Source, TokenReader
 from streamh2o.versions import versions
 
@@ -34,83 +34,12 @@ SCHEMA = 1
 _RATE_SECONDS = 10.0  # how far back `tokens_per_second` of a log line looks
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How a text is read and scored.
-
-    chunk and max_tokens in tokens; window in losses. per_head: `kv` keeps slots for each KV head, `query` for each
-    query head, as the H2O authors' code does, for so many times the memory. evict: after each `chunk`, or after each
-    `token`. kv_bits: 8 or 4 to quantise older slots. score: whether losses are wanted. The rest: see `TokenReader`.
-    """
-
-    chunk: int = 256
-    max_tokens: int | None = None
-    bos: str = "auto"
-    newline: str = "keep"
-    errors: str = "strict"
-    allow_special: bool = False
-    window: int = 1000
-    per_head: str = "kv"
-    evict: str = "chunk"
-    kv_bits: int = 16
-    score: bool = True
-
-    def __post_init__(self) -> None:
-        if self.per_head not in ("kv", "query"):
-            raise UsageError(f"--per-head is {self.per_head!r}; it must be kv or query.")
-        require_bits(self.kv_bits, self.evict)
-
-
 class RunFailed(UserError):
     """A run stopped on an error after some chunks; `result` holds what was finished, with `complete` false."""
 
     def __init__(self, message: str, result: dict[str, Any]) -> None:
         super().__init__(message)
         self.result = result
-
-
-def open_reader(
-    source: Source, tokenizer: Any, options: RunOptions, state: dict[str, Any] | None = None
-) -> TokenReader:
-    """The tokens of `source` as `options` want them read, from `state` on."""
-    return TokenReader(
-        source,
-        tokenizer,
-        errors=options.errors,
-        newline=options.newline,
-        bos=options.bos,
-        max_tokens=options.max_tokens,
-        allow_special=options.allow_special,
-        state=state,
-    )
-
-
-def open_stream(loaded: Loaded, policy: Policy, options: RunOptions, batch: int = 1) -> Stream:
-    """An empty stream of `batch` texts as `options` want it.
-
-    Raises UsageError where policy, options and model do not fit together, UserError where memory is short.
-    """
-    per_query_head = options.per_head == "query"
-    return Stream(
-        loaded.model,
-        policy,
-        chunk=options.chunk,
-        batch=batch,
-        per_query_head=per_query_head,
-        evict=options.evict,
-        kv_bits=options.kv_bits,
-    )
-
-
-@contextmanager
-def naming_memory(what: str) -> Iterator[None]:
-    """Raise UserError, which begins with `what`, where the block runs out of memory."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise UserError(f"{what}; free some, or use a smaller --chunk, --cache or model.") from error
 
 
 class PerplexityRun:
@@ -126,7 +55,7 @@ class PerplexityRun:
         loaded: Loaded,
         source: Source,
         policy: Policy,
-        options: RunOptions = RunOptions(),
+        options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
         saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
         reader: Replay | None = None,
     ) -> None:
@@ -344,7 +273,7 @@ def run_perplexity(
     loaded: Loaded,
     source: Source,
     policy: Policy,
-    options: RunOptions = RunOptions(),
+    options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     observers: Iterable[Observer] = (),
     interrupt: Interrupt | None = None,
     started: Callable[[PerplexityRun], None] | None = None,

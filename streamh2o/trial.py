@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from streamh2o.policies import Policy
-from streamh2o.run import RunOptions, open_stream
+from streamh2o.run_options import RunOptions, open_stream
 from streamh2o.stream import Stream
 
 if TYPE_CHECKING:

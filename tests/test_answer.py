@@ -19,7 +19,7 @@ from streamh2o.cli.main import run
 from streamh2o.models import load_model
 from streamh2o.passages import merged
 from streamh2o.report.answers import plain, rich_answers
-from streamh2o.run import RunOptions
+from streamh2o.run_options import RunOptions
 from streamh2o.sources import Source, open_inputs
 from tests.tiny_folder import TEXT, make_folder
 

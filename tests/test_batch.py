@@ -12,7 +12,8 @@ from streamh2o.errors import UserError
 from streamh2o.interrupt import Interrupt
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
-from streamh2o.run import RunOptions, run_perplexity
+from streamh2o.run import run_perplexity
+from streamh2o.run_options import RunOptions
 from streamh2o.stream import Stream
 from streamh2o.text import open_inputs
 from streamh2o.together import feed_together

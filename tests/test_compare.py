@@ -26,7 +26,8 @@ from streamh2o.policies import make_policy
 from streamh2o.replay import ReadText, Replay
 from streamh2o.report.comparison import _standard_error, document, means, plain, rows, write_parquet
 from streamh2o.report.comparison_plots import _spread, plot_budget, plot_running
-from streamh2o.run import RunOptions, open_reader, run_perplexity
+from streamh2o.run import run_perplexity
+from streamh2o.run_options import RunOptions, open_reader
 from streamh2o.text import Source, TokenReader
 from tests.tiny import dense_losses
 from tests.tiny_folder import TEXT, make_folder

@@ -16,7 +16,8 @@ import torch
 from streamh2o.errors import UserError
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
-from streamh2o.run import RunFailed, RunOptions, run_perplexity
+from streamh2o.run import RunFailed, run_perplexity
+from streamh2o.run_options import RunOptions
 from streamh2o.stream import Stream
 from streamh2o.text import open_inputs
 from tests.call import call_streamh2o, one_sentence

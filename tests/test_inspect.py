@@ -19,7 +19,7 @@ from streamh2o.policies import make_policy
 from streamh2o.report.kept_figures import level, log_ticks, percent, ticks
 from streamh2o.report.kept_page import page, ranges
 from streamh2o.report.kept_summary import plain, rich_summary
-from streamh2o.run import RunOptions
+from streamh2o.run_options import RunOptions
 from streamh2o.sources import open_inputs
 from tests.call import call_streamh2o, one_sentence
 from tests.tiny_folder import TEXT, make_book, make_folder

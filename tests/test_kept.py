@@ -18,7 +18,7 @@ from streamh2o.models import load_model
 from streamh2o.places import AROUND, Places
 from streamh2o.policies import make_policy
 from streamh2o.reader import TokenReader
-from streamh2o.run import RunOptions
+from streamh2o.run_options import RunOptions
 from streamh2o.sources import open_inputs
 from streamh2o.spool import Rereadable
 from streamh2o.stream import Stream

@@ -11,7 +11,7 @@ from streamh2o.extract import Field, read_fields, record
 from streamh2o.models import load_model
 from streamh2o.prompts import Prompter
 from streamh2o.reading import Reader, copies, words
-from streamh2o.run import RunOptions
+from streamh2o.run_options import RunOptions
 from streamh2o.sources import open_inputs
 from tests.tiny_folder import TEXT, make_folder
 

@@ -10,7 +10,8 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.outputs import LogWriter
 from streamh2o.policies import make_policy
 from streamh2o.resume import Keeper, Pace
-from streamh2o.run import PerplexityRun, RunOptions, run_perplexity
+from streamh2o.run import PerplexityRun, run_perplexity
+from streamh2o.run_options import RunOptions
 from tests.call import call_streamh2o, one_sentence
 from tests.tiny_folder import TEXT, make_book, make_folder
 

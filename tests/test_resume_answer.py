@@ -13,7 +13,7 @@ from streamh2o.answer import Answer, answer_questions
 from streamh2o.errors import UserError
 from streamh2o.interrupt import Interrupt
 from streamh2o.models import load_model
-from streamh2o.run import RunOptions
+from streamh2o.run_options import RunOptions
 from streamh2o.sources import open_inputs
 from tests.call import call_streamh2o, one_sentence
 from tests.programs import ended

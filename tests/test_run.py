@@ -9,7 +9,8 @@ from streamh2o.cache import SlotCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
-from streamh2o.run import PerplexityRun, RunFailed, RunOptions, run_perplexity
+from streamh2o.run import PerplexityRun, RunFailed, run_perplexity
+from streamh2o.run_options import RunOptions
 from streamh2o.text import open_inputs
 from tests.tiny import dense_losses
 from tests.tiny_folder import TEXT, make_folder

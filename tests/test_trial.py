@@ -7,7 +7,7 @@ import pytest
 from streamh2o import trial
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
-from streamh2o.run import RunOptions, open_stream
+from streamh2o.run_options import RunOptions, open_stream
 from tests import tiny
 from tests.call import call_streamh2o, one_sentence
 from tests.tiny_folder import make_book, make_folder

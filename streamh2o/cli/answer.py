@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streamh2o.models import Loaded
     from streamh2o.report.live import Display
     from streamh2o.resume import Keeper
-    from streamh2o.run import RunOptions
+    from streamh2o.run_options import RunOptions
     from streamh2o.sources import Source
 
 app = make_app()
@@ -143,7 +143,7 @@ def answer(
 
     from streamh2o.cli.keeping import Machine, open_keeper, settle
     from streamh2o.report.live import make_display
-    from streamh2o.run import RunOptions
+    from streamh2o.run_options import RunOptions
 
     options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
     plan = _Plan(sources[0], asked, cache, pin, every, options, json)

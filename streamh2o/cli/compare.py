@@ -118,7 +118,7 @@ def compare(
     from streamh2o.models import load_model
     from streamh2o.replay import ReadText
     from streamh2o.report.live import make_display
-    from streamh2o.run import RunOptions, open_reader
+    from streamh2o.run_options import RunOptions, open_reader
 
     options = RunOptions(
         chunk=chunk,

@@ -105,7 +105,7 @@ def inspect(
     from streamh2o.models import load_model
     from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
-    from streamh2o.run import RunOptions
+    from streamh2o.run_options import RunOptions
 
     knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
     chosen = make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)

@@ -122,7 +122,7 @@ def needle(
     from streamh2o.models import load_model
     from streamh2o.needle import evaluate
     from streamh2o.report.live import make_display
-    from streamh2o.run import RunOptions
+    from streamh2o.run_options import RunOptions
     from streamh2o.sources import open_inputs
     from streamh2o.tasks import read_items
     from streamh2o.trials import cut, fact_trials, task_trials

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from streamh2o.report.live import Display
     from streamh2o.report.plots import Curve
     from streamh2o.resume import Keeper
-    from streamh2o.run import PerplexityRun, RunOptions
+    from streamh2o.run import PerplexityRun
+    from streamh2o.run_options import RunOptions
     from streamh2o.text import Source
 
 app = make_app()
@@ -98,7 +99,7 @@ def ppl(
     from streamh2o.errors import UsageError
     from streamh2o.outputs import check_outputs
     from streamh2o.report.plots import check_format
-    from streamh2o.run import RunOptions
+    from streamh2o.run_options import RunOptions
     from streamh2o.sources import open_inputs
 
     if rows and not any(name.startswith("hf:") for name in inputs):

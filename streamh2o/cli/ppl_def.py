@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from streamh2o.run import RunOptions
+    from streamh2o.run_options import RunOptions
     from streamh2o.text import Source
 
 _INTERRUPTED = 130

@@ -12,7 +12,7 @@ from streamh2o import kernel
 from streamh2o.compare import compare, make_columns, plan
 from streamh2o.replay import ReadText
 from streamh2o.report.comparison import means, rows
-from streamh2o.run import RunOptions, open_reader
+from streamh2o.run_options import RunOptions, open_reader
 from streamh2o.sources import open_inputs
 
 ROOT = Path(__file__).parents[2]
