@@ -111,7 +111,8 @@ def _load(tell: Callable[[str], None]) -> None:
 def _fingerprint() -> str:
     """Of all that the built file depends on: source, torch, compiler and its options, and the processor."""
     processor = re.findall(r"^(?:model name|flags)\s*:.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[:2]
-    parts = [SOURCE.read_text(), torch.__version__, *_command(), *processor]
+    options = [part.replace(str(SOURCE.parent), "") for part in _command()]
+    parts = [SOURCE.read_text(), torch.__version__, *options, *processor]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -23,6 +23,10 @@ def one_thread():
     except ImportError:
         return
     torch.set_num_threads(1)
+    from streamh2o import kernel
+
+    kernel.choose("auto")  # compiled now, if at all, so that no test meets the line that says so
+    kernel.choose("torch")
 
 
 @pytest.fixture(autouse=True)
