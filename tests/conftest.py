@@ -46,3 +46,11 @@ def start():
 
     with starter() as begin:
         yield begin
+
+
+@pytest.fixture
+def streamh2o(capsys, monkeypatch):
+    """Calls the command in this process; see tests/call.py."""
+    from tests.call import call_streamh2o
+
+    return call_streamh2o(capsys, monkeypatch)

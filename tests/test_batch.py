@@ -18,7 +18,7 @@ from streamh2o.stream import Stream
 from streamh2o.text import open_inputs
 from streamh2o.together import feed_together
 from tests import tiny
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.tiny_folder import TEXT, make_folder
 
 LINES = (9, 2, 0, 14, 5)  # of each document; the third is empty
@@ -46,11 +46,6 @@ def documents(tmp_path_factory):
     for number, lines in enumerate(LINES):
         (folder / f"{number}.txt").write_text("".join(f"{number * line}. {TEXT}" for line in range(lines)))
     return [folder / f"{number}.txt" for number in range(len(LINES))]
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 def run_batch(loaded, sources, policy, options, size):

@@ -18,7 +18,7 @@ from streamh2o.definitions.llamacpp import LlamaCpp
 from streamh2o.definitions.lmeval import LmEval
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models import load_model
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.tiny_folder import make_book, make_folder
 
 PLACE = ("--dtype", "float32", "--device", "cpu", "--threads", "1", "--quiet")
@@ -27,11 +27,6 @@ PLACE = ("--dtype", "float32", "--device", "cpu", "--threads", "1", "--quiet")
 @pytest.fixture(scope="module", params=["plain", "bos"])
 def folder(request, tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp(request.param), bos=request.param == "bos")
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 def result(streamh2o, folder, book, *options):

@@ -5,7 +5,6 @@ import torch
 
 from streamh2o import doctor
 from streamh2o.models import load_model
-from tests.call import call_streamh2o
 from tests.tiny_folder import make_folder
 
 PLACE = ("--device", "cpu", "--threads", "1")
@@ -14,11 +13,6 @@ PLACE = ("--device", "cpu", "--threads", "1")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return str(make_folder(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from streamh2o.run import RunFailed, run_perplexity
 from streamh2o.run_options import RunOptions
 from streamh2o.stream import Stream
 from streamh2o.text import open_inputs
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.programs import ended, size, wait_for
 from tests.test_resume import SMALL, SPEED, Outputs
 from tests.tiny import llama
@@ -43,11 +43,6 @@ def loaded(model):
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     return make_book(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 # Killed

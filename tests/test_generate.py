@@ -19,7 +19,7 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.generate import Characters, Generator, Sampler, Sampling
 from streamh2o.models import load_model
 from streamh2o.stream import cache_argument
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.tiny_folder import TEXT, make_folder
 from tests.toy_tokenizers import gpt2
 
@@ -39,11 +39,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded(folder):
     return load_model(folder, dtype="float32", device="cpu")
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 def run(streamh2o, folder, *arguments, stdin=None):

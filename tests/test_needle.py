@@ -6,7 +6,7 @@ import pytest
 
 from streamh2o import needle
 from streamh2o.needle import holds
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.tiny_folder import TEXT, make_folder
 
 
@@ -20,11 +20,6 @@ def book(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "book.txt"
     path.write_text(TEXT * 60)
     return path
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 SMALL = ("--chunk", 64, "--dtype", "float32", "--threads", 1, "--quiet", "--per-depth", 1, "--absent", 1)

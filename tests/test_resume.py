@@ -12,7 +12,7 @@ from streamh2o.policies import make_policy
 from streamh2o.resume import Keeper, Pace
 from streamh2o.run import PerplexityRun, run_perplexity
 from streamh2o.run_options import RunOptions
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.tiny_folder import TEXT, make_book, make_folder
 
 SMALL = ("--cache", "64", "--chunk", "32", "--dtype", "float32", "--device", "cpu", "--threads", "1")
@@ -27,11 +27,6 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     return make_book(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from streamh2o.interrupt import Interrupt
 from streamh2o.models import load_model
 from streamh2o.run_options import RunOptions
 from streamh2o.sources import open_inputs
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.programs import ended
 from tests.tiny_folder import TEXT, make_folder
 
@@ -38,11 +38,6 @@ def book(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "book.txt"
     path.write_text("".join(f"{number}. Élan! {TEXT}" for number in range(40)))
     return path
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("pin", ["", "Say little."])

@@ -15,7 +15,7 @@ from streamh2o.generate import Characters, Generator, Sampling
 from streamh2o.models import load_model
 from streamh2o.session import Standing
 from streamh2o.stream_cache import StreamCache
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.programs import ended, size, wait_for
 from tests.tiny_folder import TEXT, make_book, make_folder
 
@@ -35,11 +35,6 @@ def loaded(folder):
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     return make_book(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 def begun(loaded, policy: str) -> Standing:

@@ -9,18 +9,13 @@ from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.run_options import RunOptions, open_stream
 from tests import tiny
-from tests.call import call_streamh2o, one_sentence
+from tests.call import one_sentence
 from tests.tiny_folder import make_book, make_folder
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    return call_streamh2o(capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("evict", ["chunk", "token"])

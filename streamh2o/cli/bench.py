@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as codec
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,7 +61,7 @@ def bench(
     from streamh2o.bench import bench as run
     from streamh2o.cli import processor
     from streamh2o.kernel import chosen
-    from streamh2o.models import load_model
+    from streamh2o.models import load_model, tell
     from streamh2o.outputs import check_outputs, write_whole
 
     caches = opt.numbers(cache, "--cache")
@@ -77,7 +76,7 @@ def bench(
         from streamh2o.bench_generate import bench_generate
 
         result = bench_generate(
-            loaded.model, batches, prompts, news, chunk=chunk, memory_limit=limit, rounds=rounds, tell=_tell
+            loaded.model, batches, prompts, news, chunk=chunk, memory_limit=limit, rounds=rounds, tell=tell
         )
     else:
         vocabulary = loaded.model.config.get_text_config().vocab_size
@@ -105,13 +104,10 @@ def bench(
 
 
 def _peers(name: str, model: Any, ids: Any, chunk: int) -> Any:
+    from streamh2o.models import tell
     from streamh2o.peers import contestants
 
-    return contestants(name, model, ids, chunk, _tell)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    return contestants(name, model, ids, chunk, tell)
 
 
 def _bytes(text: str) -> int:
