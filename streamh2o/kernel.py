@@ -172,16 +172,17 @@ def _agrees(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _sound_types() -> frozenset[torch.dtype]:
     """The number formats in which the kernel can be used on this CPU. Raises UserError where there are none."""
-    sound = set()
+    agrees = {}
     for dtype in (torch.float32, torch.bfloat16):
         try:
-            if _agrees(dtype, CPU):
-                sound.add(dtype)
+            agrees[dtype] = _agrees(dtype, CPU)
         except RuntimeError:
             continue  # oneDNN has no such product for this processor
-    if not sound:
+    if not agrees:
         raise UserError("this processor has not the products that it needs.")
-    return frozenset(sound)
+    if not any(agrees.values()):
+        raise UserError("it does not give here what plain torch gives; please report this.")
+    return frozenset(dtype for dtype, good in agrees.items() if good)
 
 
 def _triton_types(device: torch.device) -> frozenset[torch.dtype]:
