@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from streamh2o import StreamCache, kernel, load_model
 from streamh2o.stream import cache_argument
 
-ROUNDS, STEPS = 5, 12
+ROUNDS, STEPS = 9, 12
 
 torch.set_num_threads(1)
 kernel.choose(sys.argv[2] if len(sys.argv) > 2 else "auto", print)

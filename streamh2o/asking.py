@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from streamh2o.head import logits_function
+from streamh2o.head import Head
 from streamh2o.prompts import Prompter
 from streamh2o.reading import LONGEST_ANSWER
 from streamh2o.stream import Stream, cache_argument
@@ -44,7 +44,7 @@ def ask_with_all(loaded: Loaded, prompter: Prompter, text: str, question: str) -
         states: Tensor = decoder(input_ids=feed, **arguments).last_hidden_state
         return states[0, -1]
 
-    return _greedy(prompter, hidden, logits_function(loaded.model))
+    return _greedy(prompter, hidden, Head(loaded.model))
 
 
 def _greedy(prompter: Prompter, hidden: Callable[[list[int]], Tensor], logits: Callable[[Tensor], Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from streamh2o.attention import attend, attend_and_sum, column_sums
 from streamh2o.cache import LayerSlots, SlotCache, take_appended
 from streamh2o.errors import UserError
+from streamh2o.fused import Fused, fused
 from streamh2o.policies.base import Policy
 from streamh2o.positions import Branches, beyond_window, rotated
 
@@ -112,27 +114,42 @@ def _attend(
 AttentionInterface.register(NAME, attention_forward)
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
-_attached: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
+
+@dataclass
+class _Attached:
+    """depth: attachments that are not undone. original: the attention that the model had before them."""
+
+    depth: int
+    original: str
+    fused: Fused
+
+
+_attached: WeakKeyDictionary[PreTrainedModel, _Attached] = WeakKeyDictionary()
 
 
 def attach(model: PreTrainedModel) -> None:
-    """Let `model` use this attention until `detach`; calls nest."""
-    depth, original = _attached.get(model, (0, model.config._attn_implementation))
-    if depth == 0:
-        model.set_attn_implementation(NAME)
-        if model.config._attn_implementation != NAME:
-            raise UserError(
-                f"{type(model).__name__} computes attention itself in the installed transformers and lets no other be "
-                "chosen, so it cannot be run; a newer transformers may."
-            )
-    _attached[model] = (depth + 1, original)
+    """Let `model` use this attention until `detach`, always with positions of zero; calls nest."""
+    if model in _attached:
+        _attached[model].depth += 1
+        return
+    original: str = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise UserError(
+            f"{type(model).__name__} computes attention itself in the installed transformers and lets no other be "
+            "chosen, so it cannot be run; a newer transformers may."
+        )
+    _attached[model] = _Attached(1, original, fused(model.get_decoder()))
+    _attached[model].fused.on()
 
 
 def detach(model: PreTrainedModel) -> None:
     """Give `model` back the attention it had before the first `attach`."""
-    depth, original = _attached.get(model, (0, ""))
-    if depth > 1:
-        _attached[model] = (depth - 1, original)
-    elif depth == 1:
+    attached = _attached.get(model)
+    if attached is None:
+        return
+    attached.depth -= 1
+    if attached.depth == 0:
         del _attached[model]
-        model.set_attn_implementation(original)
+        attached.fused.off()
+        model.set_attn_implementation(attached.original)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamh2o.attention import attend_and_sum
-from streamh2o.head import losses
 from streamh2o.policies import make_policy
 from streamh2o.positions import rotated
 from streamh2o.stream import Stream
@@ -61,14 +60,17 @@ def share(timing: Timing, limit: Timing) -> float:
 
 
 def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
-    """One call multiplies every linear layer of the model, the output embedding too, with `chunk` random rows."""
+    """One call multiplies every linear layer of the model, the output embedding too, with `chunk` random rows.
+
+    As `transformers` does it, whatever the model is attached to.
+    """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     rows = {n: torch.randn(chunk, n, dtype=model.dtype, device=model.device) for n in {m.in_features for m in layers}}
 
     @torch.inference_mode()
     def call() -> None:
         for layer in layers:
-            layer(rows[layer.in_features])
+            nn.functional.linear(rows[layer.in_features], layer.weight, layer.bias)
         synchronize(model)
 
     return call
@@ -149,7 +151,7 @@ def stages(warm: WarmStream) -> dict[str, Callable[[], object]]:
         "attention": attend(None),
         "attention with column sums": attend(weights),
         "choosing and compacting": choose,
-        "logits and losses": lambda: losses(hidden, targets, stream.logits),
+        "logits and losses": lambda: stream.logits.losses(hidden, targets),
     }
     return {name: _to_the_end(part, model) for name, part in parts.items()}
 

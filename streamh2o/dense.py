@@ -12,7 +12,7 @@ import torch
 from streamh2o.definitions import Definition
 from streamh2o.definitions.base import Ids, Window
 from streamh2o.errors import UserError
-from streamh2o.head import logits_function, losses
+from streamh2o.head import Head
 from streamh2o.interrupt import Interrupt, Stopped
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.perplexity import RunningPerplexity, exp
@@ -40,7 +40,7 @@ class DefinedRun:
         self.complete = False
         self._max_tokens = options.max_tokens
         self._decoder: Any = loaded.model.get_decoder()
-        self._logits = logits_function(loaded.model)
+        self._head = Head(loaded.model)
         self._began, self._ended = time.perf_counter(), 0.0
 
     def __enter__(self) -> DefinedRun:
@@ -85,7 +85,7 @@ class DefinedRun:
     def _losses(self, window: Window) -> np.ndarray:
         ids = torch.from_numpy(window.ids)[None].to(self.loaded.model.device)
         hidden = self._decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0, -window.scored :]
-        return losses(hidden, ids[0, -window.scored :], self._logits).cpu().numpy()
+        return self._head.losses(hidden, ids[0, -window.scored :]).cpu().numpy()
 
     def _progress(self, found: np.ndarray, total: float) -> Progress:
         reader, context, seconds = self.reader, self.definition.context, self.seconds

@@ -2,55 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamh2o import kernel
+from streamh2o.packing import Packed, spare
 
 BLOCK = 128  # rows of logits at a time
 
 
-def logits_function(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+class Head:
     """What turns hidden states [..., hidden] into logits [..., vocabulary], as the model's own forward does.
 
     Beside the output embedding a family may divide (Granite), multiply (Cohere) or soft-cap (Gemma 2) them.
     """
-    head = model.get_output_embeddings()
-    config = model.config.get_text_config()
-    factor = getattr(config, "logit_scale", None) or 1.0
-    factor /= getattr(config, "logits_scaling", None) or 1.0
-    cap = getattr(config, "final_logit_softcapping", None)
 
-    def logits(hidden: Tensor) -> Tensor:
-        result: Tensor = head(hidden)
-        if factor != 1.0:
-            result = result * factor
-        if cap:
-            result = torch.tanh(result / cap) * cap
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._embedding: Any = model.get_output_embeddings()
+        config = model.config.get_text_config()
+        factor = getattr(config, "logit_scale", None) or 1.0
+        self._factor = factor / (getattr(config, "logits_scaling", None) or 1.0)
+        self._cap = getattr(config, "final_logit_softcapping", None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        result: Tensor = self._embedding(hidden)
+        if self._factor != 1.0:
+            result = result * self._factor
+        if self._cap:
+            result = torch.tanh(result / self._cap) * self._cap
         return result
 
-    return logits
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy in nats, float32 [rows], of hidden [rows, hidden_size] for the ids `targets` [rows].
+
+        The log-sum-exp is taken in float32. Plain torch makes `BLOCK` rows of logits at a time.
+        """
+        if self._is_product() and kernel.takes(hidden):
+            return kernel.head_losses(hidden, self._embedding.weight, self._packed(), targets)
+        result = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        for start in range(0, len(targets), BLOCK):
+            rows = slice(start, start + BLOCK)
+            block, wanted = self(hidden[rows]), targets[rows]
+            if kernel.takes(block):
+                result[rows] = kernel.losses(block, wanted)
+                continue
+            block = block.float()
+            target = block.gather(1, wanted[:, None].to(block.device))[:, 0]  # where `--device-map` put the head
+            peak = block.amax(dim=-1, keepdim=True)
+            # In place: a second array of this size would cost more in page faults than the exponentials do.
+            result[rows] = block.sub_(peak).exp_().sum(dim=-1).log_().add_(peak[:, 0]).sub_(target)
+        return result
+
+    def _is_product(self) -> bool:
+        """Whether logits are products with the embedding and nothing else."""
+        layer = self._embedding
+        plain = type(layer) is nn.Linear and layer.bias is None and layer.in_features % 2 == 0
+        return plain and "forward" not in vars(layer) and self._factor == 1.0 and not self._cap
+
+    def _packed(self) -> Tensor | None:
+        """The embedding as the kernel wants it, where memory allows."""
+        layer = self._embedding
+        if layer not in _heads:
+            if not spare(layer.weight.nbytes):
+                return None
+            _heads[layer] = Packed(layer, kernel.pack_head)
+        return _heads[layer].weight
 
 
-def losses(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-    """Cross entropy in nats, float32.
-
-    hidden: [rows, hidden_size]; targets: [rows] token ids. The log-sum-exp is taken in float32 over `BLOCK` rows of
-    logits at a time. Returns [rows].
-    """
-    result = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
-    for start in range(0, len(targets), BLOCK):
-        rows = slice(start, start + BLOCK)
-        block, wanted = logits(hidden[rows]), targets[rows]
-        if kernel.takes(block):
-            result[rows] = kernel.losses(block, wanted)
-            continue
-        block = block.float()
-        target = block.gather(1, wanted[:, None].to(block.device))[:, 0]  # where `--device-map` put the head
-        peak = block.amax(dim=-1, keepdim=True)
-        # In place: a second array of this size would cost more in page faults than the exponentials do.
-        result[rows] = block.sub_(peak).exp_().sum(dim=-1).log_().add_(peak[:, 0]).sub_(target)
-    return result
+_heads: WeakKeyDictionary[nn.Module, Packed] = WeakKeyDictionary()

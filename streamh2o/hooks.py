@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from streamh2o.attachment import NAME, attach, detach
 from streamh2o.errors import UsageError, UserError
+from streamh2o.fused import Fused, fused
 
 if TYPE_CHECKING:
     from streamh2o.stream_cache import Piece, StreamCache
@@ -91,6 +92,8 @@ class _Call:
         self.states: Tensor | None = None  # [batch, columns from `first_column` on, hidden], where there are pieces
         self.attention = decoder.config._attn_implementation
         decoder.config._attn_implementation = NAME
+        self.fused: Fused = fused(decoder)
+        self.fused.on()
 
     def run_first(self) -> dict[str, Any]:
         """All pieces but the last; returns the arguments for that one."""
@@ -124,6 +127,7 @@ class _Call:
     def end(self, finished: bool) -> None:
         """Give the model its own attention back. finished: False where the call failed."""
         self.decoder.config._attn_implementation = self.attention
+        self.fused.off()
         if finished:
             self.cache.finish(self.last_piece.end - self.last_piece.start)
             self.cache.tokens += self.inputs.shape[1]

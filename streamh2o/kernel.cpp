@@ -1,9 +1,10 @@
-// For a CPU: attention of a chunk over the cache with column sums, the rotation before it, and losses of logits.
+// For a CPU: attention of a chunk over the cache with column sums, the rotation before it, losses of logits, and what
+// stands between a model's linear layers.
 //
 // Attention takes a block of one head's queries at a time: logits, exponentials, output and sums before the block leaves
 // the core's cache. Products are oneDNN's (brgemm: AMX or AVX-512 where the machine has them), sums and exponentials are
 // float32. What the results mean is said by the plain torch functions that these replace: `attention.attend_and_sum`,
-// `RotaryTable.rotate` and `head.losses`.
+// `RotaryTable.rotate` and `head.losses`, and for `rms_norm` and `gate` the modules that `fused.py` names.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,7 @@ constexpr int64_t kKeys = 128;    // keys of one product
 constexpr int64_t kQueries = 64;  // queries of a block
 constexpr int64_t kFew = 4;       // queries that need no blocks
 constexpr int64_t kTogether = 8;  // rows whose sums are made at once
+constexpr int64_t kWords = 512;   // of the vocabulary in one product
 constexpr int64_t kTogetherLogits = 1024;  // logits of a row of the vocabulary taken at once
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -42,8 +44,8 @@ constexpr int64_t kPair = 4 / sizeof(T);
 void pack_keys(const uint32_t* keys, int64_t stride, int64_t first, int64_t last, int64_t slots, int64_t dim,
                int64_t columns, uint32_t* packed) {
   const int64_t end = std::max(first, std::min(last, slots));
-  for (int64_t j = first; j < end; ++j)
-    for (int64_t d = 0; d < dim; ++d) packed[d * columns + j] = keys[j * stride + d];
+  at::vec::transpose_mxn<float>(reinterpret_cast<const float*>(keys) + first * stride, stride,
+                                reinterpret_cast<float*>(packed) + first, columns, end - first, dim);
   for (int64_t d = 0; d < dim && end < last; ++d) std::fill(packed + d * columns + end, packed + d * columns + last, 0);
 }
 
@@ -76,6 +78,16 @@ float largest_of(const float* row, int64_t n) {
     for (int64_t i = 0; i < 4; ++i) most[i] = at::vec::maximum(most[i], Vec::loadu(row + j + i * kLanes));
   const auto larger = [](Vec& x, Vec& y) { return at::vec::maximum(x, y); };
   return at::vec::vec_reduce_all<float>(larger, larger(most[0] = larger(most[0], most[1]), most[2] = larger(most[2], most[3])));
+}
+
+// Numbers as T and back, as where the model's own code would have stored them.
+template <typename T>
+Vec stored(const Vec& x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return std::get<0>(at::vec::convert_to_float<T>(at::vec::convert_from_float<T>(x, x)));
+  }
 }
 
 // One row of logits, n (a multiple of kKeys) of which the first `seen` count, to e^(logit - largest): in place, and as
@@ -352,6 +364,164 @@ Tensor losses(const Tensor& logits, const Tensor& targets) {
   return result;
 }
 
+// Words i * kWords .. of an output embedding [vocabulary, dim], to [dim / pair][kWords] of four bytes; zeros beyond the last.
+void pack_words(const Tensor& weight, int64_t i, uint32_t* packed) {
+  const int64_t dim = weight.size(1) * weight.element_size() / 4, first = i * kWords;
+  pack_keys(static_cast<const uint32_t*>(weight.const_data_ptr()) + first * dim, dim, 0, kWords, weight.size(0) - first,
+            dim, kWords, packed);
+}
+
+// The whole of it: [vocabulary / kWords][dim / pair][kWords].
+Tensor pack_head(const Tensor& weight) {
+  TORCH_CHECK(weight.is_contiguous() && weight.size(1) % 2 == 0, "rows must lie in one piece, of even size");
+  const int64_t words = weight.size(0), blocks = (words + kWords - 1) / kWords;
+  const int64_t pair = 4 / weight.element_size(), dim = weight.size(1) / pair;
+  Tensor packed = at::empty({blocks, dim, kWords}, weight.options().dtype(at::kUInt32));
+  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) pack_words(weight, i, packed.data_ptr<uint32_t>() + i * dim * kWords);
+  });
+  return packed;
+}
+
+template <typename T>
+void head_losses_of(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& packed,
+                    const int64_t* targets, float* losses) {
+  const int64_t rows = hidden.size(0), dim = hidden.size(1), words = weight.size(0);
+  const int64_t blocks = (words + kWords - 1) / kWords;
+  // Of each row and thread: the largest logit so far, and the sum of the exponentials in units of its own.
+  const int64_t threads = at::get_num_threads();
+  std::vector<float> largest(threads * rows, kMinusInfinity), sum(threads * rows, 0.f), target(rows, 0.f);
+  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> logits(kQueries * kWords);
+    std::vector<uint32_t> own(packed ? 0 : dim / kPair<T> * kWords);
+    float *const most = largest.data() + at::get_thread_num() * rows, *const total = sum.data() + at::get_thread_num() * rows;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t count = std::min(kWords, words - i * kWords);
+      if (!packed) pack_words(weight, i, own.data());
+      const uint32_t* w = packed ? packed->const_data_ptr<uint32_t>() + i * dim / kPair<T> * kWords : own.data();
+      for (int64_t start = 0; start < rows; start += kQueries) {
+        const int64_t here = std::min(kQueries, rows - start);
+        at::native::cpublas::brgemm(here, kWords, dim, dim, kWords, kWords, false,
+                                    hidden.const_data_ptr<T>() + start * dim, reinterpret_cast<const T*>(w), logits.data(),
+                                    kPair<T> == 2);
+        for (int64_t r = 0; r < here; ++r) {
+          float* const row = logits.data() + r * kWords;
+          for (int64_t j = 0; j < kWords; j += kLanes) stored<T>(Vec::loadu(row + j)).store(row + j);
+          std::fill(row + count, row + kWords, kMinusInfinity);
+          const int64_t at = start + r, wanted = targets[at] - i * kWords;
+          if (wanted >= 0 && wanted < count) target[at] = row[wanted];
+          const float peak = std::max(largest_of(row, kWords), most[at]);  // NaN where a logit is
+          Vec part(0.f);
+          for (int64_t j = 0; j < kWords; j += kLanes) part = part + (Vec::loadu(row + j) - Vec(peak)).exp_u20();
+          total[at] = total[at] * std::exp(most[at] - peak) +
+                      at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, part);
+          if (std::isnan(peak)) total[at] = peak;
+          most[at] = peak;
+        }
+      }
+    }
+    at::native::cpublas::brgemm_release(kPair<T> == 2);
+  });
+  for (int64_t r = 0; r < rows; ++r) {
+    float peak = kMinusInfinity, total = 0.f;
+    for (int64_t t = 0; t < threads; ++t) peak = std::max(peak, largest[t * rows + r]);
+    for (int64_t t = 0; t < threads; ++t)
+      if (sum[t * rows + r] != 0.f) total += sum[t * rows + r] * std::exp(largest[t * rows + r] - peak);
+    losses[r] = std::log(total) + peak - target[r];
+  }
+}
+
+// `losses` of the logits of hidden [rows, dim], which are not written. packed: `pack_head` of the weight, or none, and
+// then each part of it is laid out when its turn comes; the losses are the same.
+Tensor head_losses(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& packed,
+                   const Tensor& targets) {
+  TORCH_CHECK(hidden.is_contiguous() && weight.is_contiguous() && targets.is_contiguous(), "rows must lie in one piece");
+  Tensor result = at::empty({hidden.size(0)}, hidden.options().dtype(at::kFloat));
+  const auto way = hidden.scalar_type() == at::kBFloat16 ? head_losses_of<at::BFloat16> : head_losses_of<float>;
+  way(hidden, weight, packed, targets.const_data_ptr<int64_t>(), result.data_ptr<float>());
+  return result;
+}
+
+// x * sigmoid(x) * y
+template <typename T>
+Vec gated(const Vec& x, const Vec& y) {
+  Vec raised;
+  if constexpr (std::is_same_v<T, float>) {
+    raised = x.neg().exp();
+  } else {
+    raised = x.neg().exp_u20();
+  }
+  return stored<T>(x / (Vec(1.f) + raised)) * y;
+}
+
+// The same for n numbers, in place of x.
+template <typename T>
+void gate_row(T* x, const T* y, int64_t n) {
+  constexpr int64_t step = at::vec::Vectorized<T>::size();
+  for (int64_t j = 0; j < n; j += step) {
+    const int64_t count = std::min(step, n - j);
+    const auto a = at::vec::Vectorized<T>::loadu(x + j, count), b = at::vec::Vectorized<T>::loadu(y + j, count);
+    if constexpr (std::is_same_v<T, float>) {
+      gated<T>(a, b).store(x + j, count);
+    } else {
+      const auto [a0, a1] = at::vec::convert_to_float<T>(a);
+      const auto [b0, b1] = at::vec::convert_to_float<T>(b);
+      at::vec::convert_from_float<T>(gated<T>(a0, b0), gated<T>(a1, b1)).store(x + j, count);
+    }
+  }
+}
+
+// gate, up [..., n]: silu(gate) * up, in place of gate.
+Tensor gate(Tensor& gate, const Tensor& up) {
+  TORCH_CHECK(gate.is_contiguous() && up.is_contiguous() && gate.sizes() == up.sizes(), "rows must lie in one piece");
+  const int64_t n = gate.size(-1), rows = gate.numel() / n;
+  at::parallel_for(0, rows, kFew, [&](int64_t begin, int64_t end) {
+    const int64_t at = begin * n, count = (end - begin) * n;
+    if (gate.scalar_type() == at::kBFloat16) {
+      gate_row(gate.data_ptr<at::BFloat16>() + at, up.const_data_ptr<at::BFloat16>() + at, count);
+    } else {
+      gate_row(gate.data_ptr<float>() + at, up.const_data_ptr<float>() + at, count);
+    }
+  });
+  return gate;
+}
+
+template <typename T>
+void norm_rows(const T* x, const T* weight, float eps, int64_t n, int64_t begin, int64_t end, T* out) {
+  const int64_t width = padded(n, kLanes);
+  std::vector<float> scale(width), row(width);
+  at::vec::convert(weight, scale.data(), n);
+  for (int64_t r = begin; r < end; ++r) {
+    at::vec::convert(x + r * n, row.data(), n);
+    Vec squares(0.f);
+    for (int64_t j = 0; j < width; j += kLanes) {
+      const Vec a = Vec::loadu(row.data() + j);
+      squares = at::vec::fmadd(a, a, squares);
+    }
+    const float sum = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, squares);
+    const Vec factor(1.f / std::sqrt(sum / n + eps));
+    for (int64_t j = 0; j < width; j += kLanes)
+      (stored<T>(Vec::loadu(row.data() + j) * factor) * Vec::loadu(scale.data() + j)).store(row.data() + j);
+    at::vec::convert(row.data(), out + r * n, n);
+  }
+}
+
+// x [..., n] divided by the root of the mean of its squares, times weight [n].
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(x.is_contiguous() && weight.is_contiguous(), "rows must lie in one piece");
+  Tensor out = at::empty(x.sizes(), x.options());
+  const int64_t n = x.size(-1);
+  at::parallel_for(0, x.numel() / n, kFew, [&](int64_t begin, int64_t end) {
+    if (x.scalar_type() == at::kBFloat16) {
+      norm_rows(x.const_data_ptr<at::BFloat16>(), weight.const_data_ptr<at::BFloat16>(), eps, n, begin, end,
+                out.data_ptr<at::BFloat16>());
+    } else {
+      norm_rows(x.const_data_ptr<float>(), weight.const_data_ptr<float>(), eps, n, begin, end, out.data_ptr<float>());
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(streamh2o, library) {
@@ -359,10 +529,18 @@ TORCH_LIBRARY(streamh2o, library) {
   library.def(
       "rotate(Tensor x, Tensor positions, Tensor cos, Tensor sin, float scale, bool interleaved) -> Tensor");
   library.def("losses(Tensor logits, Tensor targets) -> Tensor");
+  library.def("pack_head(Tensor weight) -> Tensor");
+  library.def("head_losses(Tensor hidden, Tensor weight, Tensor? packed, Tensor targets) -> Tensor");
+  library.def("gate(Tensor(a!) gate, Tensor up) -> Tensor(a!)");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
   library.impl("attend_and_sum", attend_and_sum);
   library.impl("rotate", rotate);
   library.impl("losses", losses);
+  library.impl("pack_head", pack_head);
+  library.impl("head_losses", head_losses);
+  library.impl("gate", gate);
+  library.impl("rms_norm", rms_norm);
 }

@@ -94,6 +94,33 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
     return result
 
 
+def pack_head(weight: Tensor) -> Tensor:
+    """An output embedding [vocabulary, hidden] for `head_losses`, in as many bytes and up to 511 words more."""
+    packed: Tensor = torch.ops.streamh2o.pack_head(weight)
+    return packed
+
+
+def head_losses(hidden: Tensor, weight: Tensor, packed: Tensor | None, targets: Tensor) -> Tensor:
+    """`losses` of the logits of hidden [rows, hidden_size], which are not written.
+
+    weight: the output embedding [vocabulary, hidden_size]; packed: the same by `pack_head`, which saves time.
+    """
+    result: Tensor = torch.ops.streamh2o.head_losses(hidden.contiguous(), weight, packed, targets.contiguous())
+    return result
+
+
+def gate(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, in place of `gate`, both [..., n]."""
+    gated: Tensor = torch.ops.streamh2o.gate(gate, up)
+    return gated
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., n] divided by the root of the mean of its squares and `eps`, times weight [n]."""
+    normed: Tensor = torch.ops.streamh2o.rms_norm(x.contiguous(), weight, eps)
+    return normed
+
+
 def _load(tell: Callable[[str], None]) -> None:
     """Register the operators with torch. Raises UserError where they cannot be built."""
     if hasattr(torch.ops.streamh2o, "attend_and_sum"):

@@ -11,7 +11,7 @@ import torch
 
 from streamh2o.branching import Tree
 from streamh2o.errors import UsageError
-from streamh2o.head import logits_function, losses
+from streamh2o.head import Head
 from streamh2o.prompts import Prompter
 from streamh2o.wording import Wording
 
@@ -123,7 +123,7 @@ class Retriever:
             before = [place for path in range(len(group)) for place in tree.before(path)]
             with torch.inference_mode():
                 wanted = torch.tensor([token for q in group for token in self.ids[q]], device=hidden.device)
-                nll = losses(hidden[before], wanted, stream.logits).cpu().numpy()
+                nll = stream.logits.losses(hidden[before], wanted).cpu().numpy()
             for q, each in zip(group, _split(nll, [len(self.ids[q]) for q in group]), strict=True):
                 seen = self._seen[q]
                 seen.add(_Look(part, each, found))
@@ -203,7 +203,7 @@ def likelihoods(loaded: Loaded, pairs: Sequence[tuple[list[int], list[int]]]) ->
 
     The model must not be attached to a stream.
     """
-    logits = logits_function(loaded.model)
+    head = Head(loaded.model)
     results: list[np.ndarray] = [np.empty(0, np.float32)] * len(pairs)
     order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))
     while order:
@@ -219,7 +219,7 @@ def likelihoods(loaded: Loaded, pairs: Sequence[tuple[list[int], list[int]]]) ->
         hidden = loaded.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         before = [hidden[row, len(pairs[n][0]) - 1 : len(rows[row])] for row, n in enumerate(batch)]
         targets = torch.tensor([token for n in batch for token in pairs[n][1]], device=loaded.device)
-        nll = losses(torch.cat(before), targets, logits).cpu().numpy()
+        nll = head.losses(torch.cat(before), targets).cpu().numpy()
         for n, each in zip(batch, _split(nll, [len(pairs[n][1]) for n in batch]), strict=True):
             results[n] = each
     return results

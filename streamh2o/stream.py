@@ -17,7 +17,7 @@ from streamh2o.attachment import attach, detach
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.halving import Before, out_of_memory
-from streamh2o.head import logits_function, losses
+from streamh2o.head import Head
 from streamh2o.memory import require_memory
 from streamh2o.policies import Policy
 from streamh2o.positions import Branches
@@ -99,7 +99,7 @@ class Stream:
         self.scored = 0  # losses given so far, per sequence
         self.halved = 0  # how often memory ran out in a pass and its tokens were read, or scored, in two halves
         self._decoder: Any = model.get_decoder()
-        self._logits = logits_function(model)
+        self.logits = Head(model)
         self._cache_argument = cache_argument(model)
         self._last_hidden: Tensor | None = None  # [batch, 1, hidden_size], predicts the next chunk's first token
         self._tail: Tensor | None = None  # ids that `recompute` reads again
@@ -160,7 +160,7 @@ class Stream:
 
     def _losses(self, before: Tensor, targets: Tensor) -> Tensor:
         try:
-            return losses(before, targets, self._logits)
+            return self.logits.losses(before, targets)
         except (MemoryError, RuntimeError) as error:
             if len(targets) < 2 or not out_of_memory(error):
                 raise
@@ -263,10 +263,6 @@ class Stream:
             return self.forward(ids, self.cache, self.position_ids(ids))
         finally:
             self.cache.probe = None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of hidden states [..., hidden_size]."""
-        return self._logits(hidden)
 
     @property
     def slots(self) -> int:

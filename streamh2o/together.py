@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from streamh2o.cache import FixedCache, SlotCache, take_appended, tell_appended
-from streamh2o.head import losses
 
 if TYPE_CHECKING:
     from streamh2o.stream import Fed, Stream
@@ -68,5 +67,5 @@ def _losses(streams: Sequence[Stream], ids: Sequence[Tensor], hidden: dict[int, 
     pairs = [stream.predictions(part, hidden[row]) for row, (stream, part) in enumerate(zip(streams, ids, strict=True))]
     before = torch.cat([states[0] for states, _ in pairs])
     targets = torch.cat([wanted[0] for _, wanted in pairs])
-    nll = losses(before, targets, streams[0].logits)
+    nll = streams[0].logits.losses(before, targets)
     return [part[None] for part in nll.split([wanted.shape[1] for _, wanted in pairs])]

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from streamh2o.errors import UserError
+from streamh2o.head import Head
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.run import RunFailed, run_perplexity
@@ -258,16 +259,14 @@ def test_a_chunk_without_memory_is_read_in_halves_as_if_it_had_been_so_from_the_
 
 def test_no_memory_for_the_logits_scores_in_halves(loaded, book, monkeypatch):
     whole = run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
-    from streamh2o import stream
+    losses = Head.losses
 
-    losses = stream.losses
-
-    def short(hidden, targets, logits):
+    def short(self, hidden, targets):
         if len(targets) > 20:
             raise MemoryError
-        return losses(hidden, targets, logits)
+        return losses(self, hidden, targets)
 
-    monkeypatch.setattr(stream, "losses", short)
+    monkeypatch.setattr(Head, "losses", short)
     result = run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
     assert result["nll_sum"] == pytest.approx(whole["nll_sum"], rel=1e-6)
     assert (result["halved"], whole["halved"]) == (-(-result["tokens"] // 32) - (result["tokens"] % 32 <= 20), 0)

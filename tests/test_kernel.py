@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from streamh2o import kernel
 from streamh2o.attention import attend, column_sums
 from streamh2o.errors import UsageError, UserError
-from streamh2o.head import losses
 from streamh2o.policies import make_policy
 from streamh2o.rotary import RotaryTable
 from streamh2o.stream import Stream
@@ -132,7 +131,65 @@ def test_losses_equal_cross_entropy(count, vocabulary, scale, seed):
     for dtype in (torch.float32, torch.bfloat16):
         given_logits = logits.to(dtype)
         expected = torch.nn.functional.cross_entropy(given_logits.float(), targets, reduction="none")
-        assert torch.allclose(losses(given_logits, targets, lambda hidden: hidden), expected, atol=1e-4, rtol=1e-5)
+        assert torch.allclose(kernel.losses(given_logits, targets), expected, atol=1e-4, rtol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 150),
+    vocabulary=st.integers(1, 3000),
+    half_size=st.integers(1, 20),
+    scale=st.sampled_from([0.01, 1.0, 30.0]),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 99),
+)
+def test_losses_without_logits_equal_those_with_them(count, vocabulary, half_size, scale, threads, seed):
+    kernel.choose("compiled")
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = rows(generator, count, 2 * half_size) * scale, rows(generator, vocabulary, 2 * half_size)
+    targets = torch.randint(0, vocabulary, (count,), generator=generator)
+    torch.set_num_threads(threads)
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            logits = hidden.to(dtype).float() @ weight.to(dtype).float().T
+            expected = torch.nn.functional.cross_entropy(logits.to(dtype).float(), targets, reduction="none")
+            given_hidden, embedding = hidden.to(dtype), weight.to(dtype)
+            found = kernel.head_losses(given_hidden, embedding, kernel.pack_head(embedding), targets)
+            assert torch.equal(found, kernel.head_losses(given_hidden, embedding, None, targets))
+            # A logit that lies between two numbers of bfloat16 may be rounded to the other one.
+            within = 1e-4 if dtype == torch.float32 else 2**-7
+            assert torch.allclose(found, expected, atol=within * max(1, float(logits.abs().max())), rtol=1e-5)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_loss_without_logits_that_is_no_number_is_not_hidden(compiled, dtype, odd):
+    hidden, weight = torch.randn(3, 8).to(dtype), torch.randn(2000, 8).to(dtype)
+    hidden[1, 3] = odd
+    found = kernel.head_losses(hidden, weight, kernel.pack_head(weight), torch.tensor([0, 1, 1999]))
+    assert not found[1].isfinite()
+    assert found[[0, 2]].isfinite().all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 20),
+    size=st.integers(1, 200),
+    scale=st.sampled_from([1e-3, 1.0, 50.0]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_norm_and_gate_equal_those_of_plain_torch(count, size, scale, dtype, seed):
+    kernel.choose("compiled")
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (rows(generator, 2, count, size) * scale).to(dtype), rows(generator, 2, count, size).to(dtype)
+    weight, within = rows(generator, size).to(dtype), 1e-5 if dtype == torch.float32 else 2**-7
+    normed = weight * (x.float() * (x.float().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()).to(dtype)
+    assert torch.allclose(kernel.rms_norm(x, weight, 1e-5), normed, rtol=within, atol=1e-6)
+    expected = torch.nn.functional.silu(x) * y
+    assert torch.allclose(kernel.gate(x.clone(), y), expected, rtol=within, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["streamh2o", "h2o", "streamingllm"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamh2o.branching import Tree
-from streamh2o.head import losses
+from streamh2o.head import Head
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.positions import Branches
@@ -116,7 +116,7 @@ def test_batched_likelihoods_are_those_of_each_pair_alone(loaded):
     for (context, continuation), got in zip(pairs, likelihoods(loaded, pairs), strict=True):
         ids = torch.tensor([context + continuation])
         hidden = loaded.model.base_model(input_ids=ids).last_hidden_state[0, len(context) - 1 : -1]
-        want = losses(hidden, torch.tensor(continuation), loaded.model.get_output_embeddings())
+        want = Head(loaded.model).losses(hidden, torch.tensor(continuation))
         np.testing.assert_allclose(got, want.detach().numpy(), atol=1e-4)
 
 

@@ -1,0 +1,158 @@
+"""A model's modules made fast for a CPU, while the model works for us.
+
+A norm of `transformers` is seven passes over its input, a gate three, and the rotation by position zero, which changes
+nothing, ten: each becomes one operation of the kernel. In bfloat16 a linear layer lays its weights out anew for every
+product: that is done once, where memory allows. Only modules that give the same as before are touched, each by an
+attribute of its own that `off` takes away.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from streamh2o import kernel
+from streamh2o.packing import Packed, spare
+
+Forward = Callable[..., Any]
+
+ROWS = 256  # for how many rows of input weights are laid out
+_WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number; bfloat16 has 8 bits
+
+
+class Fused:
+    """The modules of one model that something faster stands in for, from `on` to `off`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._forwards: list[tuple[nn.Module, Forward]] = []
+        with torch.no_grad():
+            self._forwards += _agreeing(_norms_and_gates(model))
+            self._forwards += _agreeing(_linear_layers(model))
+        if self._forwards and _zero_is_identity(model):
+            self._forwards += [(module, forward) for module in model.modules() if (forward := _unrotated(module))]
+
+    def on(self) -> None:
+        """The modules work as one operation each, and rotate nothing: positions must be zero until `off`."""
+        for module, forward in self._forwards:
+            if isinstance(forward, _Linear):
+                forward.refresh()
+            module.__dict__["forward"] = forward
+
+    def off(self) -> None:
+        """The modules work as `transformers` made them."""
+        for module, _ in self._forwards:
+            module.__dict__.pop("forward", None)
+
+
+_made: WeakKeyDictionary[nn.Module, tuple[Any, Fused]] = WeakKeyDictionary()
+
+
+def fused(decoder: nn.Module) -> Fused:
+    """The one of this decoder, made anew where its numbers, its place or the kernel have changed."""
+    weight = next(decoder.parameters())
+    state = kernel.chosen(), weight.dtype, weight.device
+    if decoder not in _made or _made[decoder][0] != state:
+        _made[decoder] = state, Fused(decoder)
+    return _made[decoder][1]
+
+
+Candidate = tuple[nn.Module, Forward, tuple[Any, ...]]  # a module, what may stand in, what modules that are alike share
+
+
+def _agreeing(candidates: Iterator[Candidate]) -> Iterator[tuple[nn.Module, Forward]]:
+    """Those that give on a random input what the module gives; of modules that are alike the first is asked."""
+    judged: dict[tuple[Any, ...], bool] = {}
+    for module, forward, alike in candidates:
+        if alike not in judged:
+            weight = next(module.parameters())
+            x = torch.randn(1, 3, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+            expected, given = module(x).float(), forward(x).float()
+            within = _WITHIN[weight.dtype] * expected.abs().max()
+            judged[alike] = bool((given - expected).abs().max() <= within)
+        if judged[alike]:
+            yield module, forward
+
+
+def _own(model: nn.Module) -> Iterator[Any]:
+    """The modules that nobody else, such as accelerate, has given another forward."""
+    return (module for module in model.modules() if "forward" not in module.__dict__)
+
+
+def _norms_and_gates(model: nn.Module) -> Iterator[Candidate]:
+    for module in _own(model):
+        if type(module).__name__.endswith("RMSNorm"):
+            weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+            if isinstance(weight, Tensor) and isinstance(eps, float) and kernel.takes(weight):
+                yield module, _norm(weight, eps), (type(module), weight.shape, weight.dtype, eps)
+        elif all(isinstance(getattr(module, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
+            weight = module.gate_proj.weight
+            if kernel.takes(weight):
+                yield module, _gated(module), (type(module), type(module.act_fn), weight.shape, weight.dtype)
+
+
+def _norm(weight: Tensor, eps: float) -> Forward:
+    return lambda x: kernel.rms_norm(x, weight, eps)
+
+
+def _gated(module: Any) -> Forward:
+    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+    return lambda x: down(kernel.gate(gate(x), up(x)))
+
+
+class _Linear:
+    """A linear layer's product with its weights as oneDNN wants them, bit for bit the same."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self._packed = Packed(layer, lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, ROWS))
+        self._bias = layer.bias
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Lay the weights out again where they have changed."""
+        self._weight = self._packed.weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return product
+
+
+def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
+    layers = [
+        module
+        for module in _own(model)
+        if type(module) is nn.Linear and module.weight.dtype == torch.bfloat16 and kernel.takes(module.weight)
+    ]
+    if not spare(sum(layer.weight.nbytes for layer in layers)):
+        return
+    for layer in layers:
+        try:
+            yield layer, _Linear(layer), (layer.weight.shape, layer.bias is None)
+        except (AttributeError, RuntimeError):  # this build of torch has no such product
+            return
+
+
+def _zero_is_identity(model: nn.Module) -> bool:
+    """Whether the rotation by position zero leaves everything as it is, which YaRN and longrope scale."""
+    modules = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    scales = [value for module in modules for name, value in vars(module).items() if name.endswith("attention_scaling")]
+    return len(scales) > 0 and all(scale == 1.0 for scale in scales)
+
+
+def _unrotated(module: nn.Module) -> Forward | None:
+    """An attention's own code with a rotation in it that does nothing; None where there is no rotation we know."""
+    code: Any = inspect.unwrap(type(module).forward)
+    helper = getattr(code, "__globals__", {}).get("apply_rotary_pos_emb")
+    if helper is None or "apply_rotary_pos_emb" not in code.__code__.co_names or "forward" in module.__dict__:
+        return None
+    if list(inspect.signature(helper).parameters)[:4] != ["q", "k", "cos", "sin"]:
+        return None
+    names = {**code.__globals__, "apply_rotary_pos_emb": lambda q, k, *args, **kwargs: (q, k)}
+    own = FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
+    own.__kwdefaults__ = code.__kwdefaults__
+    return own.__get__(module)

@@ -1,0 +1,136 @@
+"""What stands in for a model's modules while it works for us: the same numbers, and nothing left behind."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from streamh2o import kernel
+from streamh2o.errors import UserError
+from streamh2o.fused import fused
+from streamh2o.policies import make_policy
+from streamh2o.selftest import plain
+from streamh2o.stream_cache import StreamCache
+from tests import families, tiny
+from tests.test_families import CASES, runs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    try:
+        kernel.choose("compiled")
+    except UserError as reason:
+        if "please report this" in str(reason):
+            raise
+        pytest.skip(str(reason))
+    finally:
+        kernel.choose("torch")
+
+
+def replaced(model):
+    return [type(module).__name__ for module in model.modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", [case.name for case in families.CASES if runs(case.family)])
+def test_every_family_has_the_same_losses_with_it(name, dtype):
+    model = CASES[name].model()
+    # Scores that round otherwise would evict otherwise.
+    ids, policy = tiny.tokens(60), make_policy("h2o" if dtype == torch.float32 else "streamingllm", 24)
+    exact = tiny.stream_losses(model, policy, ids, 8)
+    model = model.to(dtype)
+    before = plain(model, ids[:, :20])
+    expected = tiny.stream_losses(model, policy, ids, 8)
+    kernel.choose("compiled")
+    found = tiny.stream_losses(model, policy, ids, 8)
+    if dtype == torch.float32:
+        assert torch.allclose(found, expected, atol=1e-4)
+    else:
+        error, usual = ((losses - exact).abs().mean() for losses in (found, expected))
+        assert error < 1.5 * usual + 0.01
+    assert not replaced(model)
+    assert torch.equal(plain(model, ids[:, :20]), before)
+
+
+@pytest.mark.parametrize(("dtype", "linear"), [(torch.float32, 0), (torch.bfloat16, 7)])
+def test_norms_gates_rotations_and_in_bfloat16_linear_layers_are_replaced(dtype, linear):
+    model = tiny.llama().to(dtype)
+    layers = model.config.num_hidden_layers
+    assert not fused(model.model)._forwards
+    kernel.choose("compiled")
+    fused(model.model).on()
+    names = replaced(model)
+    fused(model.model).off()
+    assert names.count("LlamaRMSNorm") == 2 * layers + 1
+    assert names.count("LlamaMLP") == names.count("LlamaAttention") == layers
+    assert names.count("Linear") == linear * layers
+    assert not replaced(model)
+
+
+def test_a_module_that_gives_something_else_is_left_alone():
+    kernel.choose("compiled")
+    model = tiny.llama()
+    norm_class = type(model.model.norm)
+
+    class OtherRMSNorm(norm_class):
+        def forward(self, x):
+            return super().forward(x) * 1.01
+
+    model.model.norm.__class__ = OtherRMSNorm
+    model.model.layers[0].mlp.act_fn = nn.GELU()
+    model.model.layers[1].mlp.__dict__["forward"] = model.model.layers[1].mlp.forward  # as accelerate does
+    made = fused(model.model)
+    made.on()
+    names = replaced(model)
+    made.off()
+    assert "OtherRMSNorm" not in names
+    assert names.count("LlamaMLP") == model.config.num_hidden_layers - 1
+    assert "forward" in vars(model.model.layers[1].mlp)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_have_changed_are_seen(dtype):
+    kernel.choose("compiled")
+    ids, policy = tiny.tokens(40), make_policy("h2o", 16)
+    model = tiny.llama().to(dtype)
+    tiny.stream_losses(model, policy, ids, 8)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    fresh = copy.deepcopy(model)
+    assert torch.equal(tiny.stream_losses(model, policy, ids, 8), tiny.stream_losses(fresh, policy, ids, 8))
+
+
+def test_a_model_in_another_number_format_is_looked_at_anew():
+    kernel.choose("compiled")
+    ids, policy = tiny.tokens(40), make_policy("streamingllm", 16)
+    model = tiny.llama()
+    expected = tiny.stream_losses(model, policy, ids, 8)
+    half = tiny.stream_losses(model.to(torch.bfloat16), policy, ids, 8)
+    again = tiny.stream_losses(model.to(torch.float16), policy, ids, 8)
+    assert (half - expected).abs().mean() < 0.2
+    assert (again - expected).abs().mean() < 0.2
+
+
+def test_a_stream_cache_leaves_nothing_behind_between_calls():
+    kernel.choose("compiled")
+    model = tiny.llama()
+    ids = tiny.tokens(30)
+    with StreamCache.for_model(model, cache=16, policy="h2o") as cache:
+        model.generate(ids, past_key_values=cache, max_new_tokens=5, do_sample=False)
+        assert not replaced(model)
+
+
+def test_layers_are_not_laid_out_anew_where_memory_is_short(monkeypatch):
+    kernel.choose("compiled")
+    monkeypatch.setattr("streamh2o.packing.available_bytes", lambda: 1000)
+    model = tiny.llama().to(torch.bfloat16)
+    ids, policy = tiny.tokens(40), make_policy("h2o", 16)
+    made = fused(model.model)
+    made.on()
+    assert "Linear" not in replaced(model)
+    made.off()
+    short = tiny.stream_losses(model, policy, ids, 8)
+    monkeypatch.undo()
+    assert torch.allclose(short, tiny.stream_losses(copy.deepcopy(model), policy, ids, 8), atol=0.5)
