@@ -5,8 +5,8 @@
 
 `collect` plants made-up facts in `--bytes` of each book from `--from` on, and asks, in one pass, about each of them,
 about as many that are not there, and about something else that is not said of what is there ("How tall is the Doverton
-aqueduct?"). For each answer it writes the features and whether it is right. `fit` prints the weights of a logistic
-regression with a small ridge, both outcomes weighing alike, and how many it parts.
+aqueduct?"), shortly and in longer ways. For each answer it writes the features and whether it is right. `fit` prints
+the weights of a logistic regression with a small ridge, both outcomes weighing alike, and how many it parts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+from plant_facts import add_arguments, planted_in
 
 RIDGE = 0.02
 # A question about a fact, and another about whom or what it names.
@@ -31,6 +32,14 @@ OTHER = (
     (r"name of (.+)'s \w+", "What colour were the eyes of {}?"),
     (r"did (.+) (?:pay|sail|spend|die)\b", "Which school did {} attend?"),
 )
+# Ways of asking it, whole or going on in small letters.
+FORMS = ("{whole}", "Tell me, {on} I need it for a list.", "I have to know this today. {whole}", "Can you tell me {on}")
+
+
+def in_form(question: str, number: int) -> str:
+    """The question as it is or in one of the other FORMS, all of them for each kind of fact as `number` counts."""
+    form = FORMS[(number + number // len(FORMS)) % len(FORMS)]
+    return form.format(whole=question, on=question[0].lower() + question[1:])
 
 
 def other_question(question: str) -> str:
@@ -48,7 +57,7 @@ def collect(options: argparse.Namespace) -> None:
     from streamh2o.confidence import confidence, features
     from streamh2o.models import load_model
     from streamh2o.needle import holds
-    from streamh2o.needles import make_facts, plant
+    from streamh2o.needles import make_facts
     from streamh2o.passages import Sentence
     from streamh2o.reading import Reading
     from streamh2o.sources import open_inputs
@@ -74,16 +83,15 @@ def collect(options: argparse.Namespace) -> None:
         for number, book in enumerate(options.books):
             facts = make_facts(2 * options.facts, options.seed + number)
             there, absent = facts[: options.facts], facts[options.facts :]
-            text = Path(book).read_bytes()[options.start :][: options.bytes].decode("utf-8", "ignore").encode()
-            depths = [(fact + 0.5) / len(there) for fact in range(len(there))]
             path = out.with_suffix(".txt")
-            path.write_bytes(plant(text, [fact.said for fact in there], depths).text)
+            path.write_bytes(planted_in([book], there, options).text)
             asked = [("there", fact.question, fact.key) for fact in there]
             asked += [("other", other_question(fact.question), "") for fact in there]
             asked += [("absent", fact.question, "") for fact in absent]
+            questions = [in_form(question, place) for place, (_, question, _) in enumerate(asked)]
             final.clear()
-            answers, _ = answering.answer_questions(loaded, open_inputs([path])[0], [each[1] for each in asked])
-            for (kind, question, key), given, values in zip(asked, answers, final, strict=True):
+            answers, _ = answering.answer_questions(loaded, open_inputs([path])[0], questions)
+            for (kind, _, key), question, given, values in zip(asked, questions, answers, final, strict=True):
                 entry = {"book": number, "kind": kind, "question": question, "answer": given.answer}
                 lines.write(json.dumps({**entry, "right": bool(key) and holds(given.answer, key), "x": values}) + "\n")
 
@@ -127,12 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     collecting = commands.add_parser("collect")
-    collecting.add_argument("out")
-    collecting.add_argument("books", nargs="+")
-    collecting.add_argument("--facts", type=int, default=12, help="at most 20")
-    collecting.add_argument("--from", dest="start", type=int, default=100_000)
-    collecting.add_argument("--bytes", type=int, default=32_000)
-    collecting.add_argument("--seed", type=int, default=500)
+    add_arguments(collecting)
+    collecting.set_defaults(facts=12, start=100_000, bytes=32_000, seed=500)
     collecting.add_argument("--model", default="smollm2-135m")
     collecting.add_argument("--dtype", default="bfloat16")
     collecting.add_argument("--threads", type=int, default=1)

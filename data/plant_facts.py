@@ -13,17 +13,33 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from streamh2o.needles import KINDS, make_facts, plant
+from streamh2o.needles import KINDS, Fact, Planted, make_facts, plant
+
+
+def planted_in(books: Sequence[str], facts: Sequence[Fact], options: argparse.Namespace) -> Planted:
+    """The part of `books`, joined, that `options` names, with `facts` at even depths."""
+    text = b"\n\n".join(Path(book).read_bytes().removeprefix(b"\xef\xbb\xbf") for book in books)
+    text = text[options.start :][: options.bytes].decode("utf-8", "ignore").encode()
+    return plant(text, [fact.said for fact in facts], [(number + 0.5) / len(facts) for number in range(len(facts))])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to write, which books, which part of them, and how many facts."""
+    parser.add_argument("out")
+    parser.add_argument("books", nargs="+")
+    parser.add_argument("--facts", type=int, default=10)
+    parser.add_argument("--from", dest="start", type=int, default=0)
+    parser.add_argument("--bytes", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=0)
 
 
 def make(options: argparse.Namespace) -> None:
-    text = b"\n\n".join(Path(book).read_bytes().removeprefix(b"\xef\xbb\xbf") for book in options.books)
-    text = text[options.start :][: options.bytes].decode("utf-8", "ignore").encode()
     facts = make_facts(options.facts + options.absent, options.seed, options.kinds.split(","))
     there = facts[: options.facts]
-    planted = plant(text, [fact.said for fact in there], [(number + 0.5) / len(there) for number in range(len(there))])
+    planted = planted_in(options.books, there, options)
     key = [
         {"question": fact.question, "key": fact.key, "start": start, "end": end}
         for fact, (start, end) in zip(there, planted.places, strict=True)
@@ -64,14 +80,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     planting = commands.add_parser("plant")
-    planting.add_argument("out")
-    planting.add_argument("books", nargs="+")
-    planting.add_argument("--facts", type=int, default=10)
+    add_arguments(planting)
     planting.add_argument("--absent", type=int, default=0)
-    planting.add_argument("--from", dest="start", type=int, default=0)
-    planting.add_argument("--bytes", type=int, default=None)
     planting.add_argument("--kinds", default=",".join(KINDS))
-    planting.add_argument("--seed", type=int, default=0)
     planting.set_defaults(run=make)
     checking = commands.add_parser("check")
     checking.add_argument("key")

@@ -8,17 +8,17 @@ from streamh2o.passages import Sentence
 from streamh2o.reading import Reading
 
 FOUND = 0.5  # confidence from which a question counts as answered
-WEIGHTS = (-9.06, 9.07, 11.68, 0.56)  # of one and of `features`; data/fit_confidence.py fits them
+WEIGHTS = (12.44, -5.07, 0.46)  # of one and of `features`; data/fit_confidence.py fits them
 
 
 def features(reading: Reading, best: Sentence) -> tuple[float, ...]:
     """What confidence is made of.
 
-    The share of the question's loss that the best sentence takes away, and the share of what its words say that stand
-    there, which both stay small where only the form of the question fits and its names do not; and the log-probability
-    of the answer, in nats.
+    How unexpected the best sentence leaves the word of the question that fits it least, as the logarithm of one more
+    than its loss in nats (what tells 2 nats from 6 matters more than what tells 20 from 30); and the log-probability of
+    the answer, in nats.
     """
-    return best.explained, best.covered, reading.logprob
+    return math.log1p(best.unmet), reading.logprob
 
 
 def confidence(reading: Reading, best: Sentence) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from streamh2o.retrieve import Part, Retriever, likelihoods
 from streamh2o.sentences import sentences, squeezed, whole_characters
 from streamh2o.spool import Rereadable
+from streamh2o.unmet import inner_words, unmet
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
@@ -24,18 +25,18 @@ GAP = " ... "  # between passages that do not touch
 class Sentence:
     """Bytes `start` to `end` of the input, which may be about a question.
 
-    gain: by how many nats the question is likelier right after the sentence than without any text. explained: that as a
-    share of the question's loss without any text. rarity, covered: how much it says, in nats, that words of the
-    question stand in the sentence, and as a share of what all of them would say (`Wording`).
+    gain: by how many nats the question is likelier right after the sentence than without any text. rarity, covered: how
+    much it says, in nats, that words of the question stand in the sentence, and as a share of what all of them would
+    say (`Wording`). unmet: the loss, in nats, of the word of the question that the sentence leaves most unexpected.
     """
 
     start: int
     end: int
     text: bytes
     gain: float
-    explained: float
     rarity: float
     covered: float
+    unmet: float
 
     @property
     def score(self) -> float:
@@ -66,19 +67,18 @@ class Passages:
         spans = sorted(found)
         texts = [squeezed(found[span]) for span in spans]
         contexts = [[], *(self._prompter.text(text) for text in texts)]
-        alone, *after = (
-            float(losses.sum()) for losses in likelihoods(self._loaded, [(each + stem, ids) for each in contexts])
-        )
+        alone, *after = likelihoods(self._loaded, [(each + stem, ids) for each in contexts])
+        words = inner_words(self._prompter, self._retriever.questions[question])
         ranked = [
             Sentence(
                 *span,
                 found[span],
-                alone - loss,
-                1 - loss / alone,
+                float(alone.sum() - losses.sum()),
                 wording.of_sentence(question, text),
                 wording.covered(question, text),
+                unmet(words, alone, losses, text),
             )
-            for span, text, loss in zip(spans, texts, after, strict=True)
+            for span, text, losses in zip(spans, texts, after, strict=True)
         ]
         return sorted(ranked, key=lambda sentence: -sentence.score)
 

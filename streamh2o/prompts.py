@@ -24,8 +24,11 @@ _EXAMPLES = (
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
     """The ids of `text` alone; special tokens' names in it are plain text, and bytes that are not UTF-8 are U+FFFD."""
-    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
+    return list(tokenizer(_as_utf_8(text), add_special_tokens=False, split_special_tokens=True).input_ids)
+
+
+def _as_utf_8(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class Prompter:
@@ -61,9 +64,15 @@ class Prompter:
     def _pinned(self, text: str) -> str:
         return _joined(self.pin, text) if self.pin else text
 
+    def question_stops(self, question: str) -> list[int]:
+        """For each of the ids of `question`, the characters of the question, stripped, up to its end."""
+        return self._with_stops(" ", _as_utf_8(question.strip()))[1]
+
     def answer(self, text: str) -> tuple[list[int], list[int]]:
         """Ids of an answer as it would follow `ask`, and for each the characters of `text` up to its end."""
-        lead = "" if self._around else " "
+        return self._with_stops("" if self._around else " ", text)
+
+    def _with_stops(self, lead: str, text: str) -> tuple[list[int], list[int]]:
         encoded = self._tokenizer(
             lead + text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
         )

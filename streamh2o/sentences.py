@@ -17,16 +17,17 @@ LONGEST = 400  # bytes; what has no sentences (lists, logs, code) is cut at line
 SHORTEST = 24  # bytes; less ("Yes.") says nothing alone and is joined to what follows
 
 
-def sentences(data: bytes) -> list[tuple[int, int]]:
+def sentences(data: bytes, shortest: int = SHORTEST) -> list[tuple[int, int]]:
     """Spans (start, end) of `data` that hold one sentence each, without the white space around it, in order.
 
-    Spans are up to LONGEST bytes long, never cut inside a UTF-8 character, and leave out white space only.
+    Spans are up to LONGEST bytes long, never cut inside a UTF-8 character, and leave out white space only. shortest:
+    bytes; a sentence of less is joined to the next.
     """
     cuts = [0]
     for match in _END.finditer(data):
         if match.group() == b"." and _TITLE.search(data, max(0, match.start() - 6), match.start()):
             continue
-        if match.end() - cuts[-1] >= SHORTEST or not data[cuts[-1] : match.end()].strip():
+        if match.end() - cuts[-1] >= shortest or not data[cuts[-1] : match.end()].strip():
             cuts.append(match.end())
     cuts.append(len(data))
     spans: list[tuple[int, int]] = []

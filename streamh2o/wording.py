@@ -22,6 +22,11 @@ def vocabulary(text: str) -> frozenset[str]:
     return frozenset(word.casefold() for word in _WORD.findall(text))
 
 
+def words_at(text: str) -> list[tuple[str, int, int]]:
+    """The words of `text` in order, in lower case, and the characters at which each begins and ends."""
+    return [(match.group().casefold(), *match.span()) for match in _WORD.finditer(text)]
+
+
 class Wording:
     """Counts of the questions' words in a text that passes part by part.
 
