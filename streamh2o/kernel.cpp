@@ -71,6 +71,30 @@ void pack_values(const at::BFloat16* values, int64_t stride, int64_t first, int6
   }
 }
 
+// e^x to five decimal places: what is stored in bfloat16 has fewer than three.
+inline Vec power(const Vec& x) {
+#if defined(__AVX512DQ__) && defined(CPU_CAPABILITY_AVX512)
+  const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));  // 2^t = 2^floor(t) 2^f
+  const __m512 f = _mm512_reduce_ps(t, 1);
+  __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(0.013534167f), _mm512_set1_ps(0.052011462f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.241442756f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.693003835f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.000002593f));
+  return _mm512_scalef_ps(p, t);
+#else
+  return x.fexp_u20();
+#endif
+}
+
+// Two vectors in a row as bfloat16.
+inline void store_half(const Vec& x, const Vec& y, at::BFloat16* to) {
+#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+#else
+  at::vec::convert_from_float<at::BFloat16>(x, y).store(to);
+#endif
+}
+
 // The largest of n floats, a multiple of four vectors; NaN if one of them is.
 float largest_of(const float* row, int64_t n) {
   Vec most[4] = {Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity)};
@@ -103,9 +127,9 @@ float raise(float* row, T* raised, int64_t seen, int64_t n) {
       x = x.exp();
       y = y.exp();
     } else {
-      x = x.fexp_u20();
-      y = y.fexp_u20();
-      at::vec::convert_from_float<T>(x, y).store(raised + j);
+      x = power(x);
+      y = power(y);
+      store_half(x, y, raised + j);
     }
     x.store(row + j);
     y.store(row + j + kLanes);
@@ -412,7 +436,10 @@ void head_losses_of(const Tensor& hidden, const Tensor& weight, const std::optio
           if (wanted >= 0 && wanted < count) target[at] = row[wanted];
           const float peak = std::max(largest_of(row, kWords), most[at]);  // NaN where a logit is
           Vec part(0.f);
-          for (int64_t j = 0; j < kWords; j += kLanes) part = part + (Vec::loadu(row + j) - Vec(peak)).exp_u20();
+          for (int64_t j = 0; j < kWords; j += kLanes) {
+            const Vec below = Vec::loadu(row + j) - Vec(peak);
+            part = part + (std::is_same_v<T, float> ? below.exp_u20() : power(below));
+          }
           total[at] = total[at] * std::exp(most[at] - peak) +
                       at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, part);
           if (std::isnan(peak)) total[at] = peak;
@@ -449,7 +476,7 @@ Vec gated(const Vec& x, const Vec& y) {
   if constexpr (std::is_same_v<T, float>) {
     raised = x.neg().exp();
   } else {
-    raised = x.neg().exp_u20();
+    raised = power(x.neg());
   }
   return stored<T>(x / (Vec(1.f) + raised)) * y;
 }

@@ -189,7 +189,8 @@ def test_norm_and_gate_equal_those_of_plain_torch(count, size, scale, dtype, see
     normed = weight * (x.float() * (x.float().pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()).to(dtype)
     assert torch.allclose(kernel.rms_norm(x, weight, 1e-5), normed, rtol=within, atol=1e-6)
     expected = torch.nn.functional.silu(x) * y
-    assert torch.allclose(kernel.gate(x.clone(), y), expected, rtol=within, atol=1e-6)
+    # In bfloat16 it is rounded twice, and either may go the other way.
+    assert torch.allclose(kernel.gate(x.clone(), y), expected, rtol=2 * within, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["streamh2o", "h2o", "streamingllm"])
