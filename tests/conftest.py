@@ -54,3 +54,35 @@ def streamh2o(capsys, monkeypatch):
     from tests.call import call_streamh2o
 
     return call_streamh2o(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A folder with a tiny model of `transformers`, as `--model` takes it."""
+    from tests.tiny_folder import make_folder
+
+    return str(make_folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    """The model of `folder`, in float32."""
+    from streamh2o.models import load_model
+
+    return load_model(folder, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def built():
+    """Skips a test where the compiled kernel cannot be had."""
+    from streamh2o import kernel
+    from streamh2o.errors import UserError
+
+    try:
+        kernel.choose("compiled")
+    except UserError as reason:
+        if "please report this" in str(reason):
+            raise  # built, and wrong: no reason to skip
+        pytest.skip(str(reason))
+    finally:
+        kernel.choose("torch")

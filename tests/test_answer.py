@@ -16,25 +16,14 @@ from hypothesis import strategies as st
 
 from streamh2o.answer import Answer, Evidence, answer_questions
 from streamh2o.cli.main import run
-from streamh2o.models import load_model
 from streamh2o.passages import merged
 from streamh2o.report.answers import plain, rich_answers
 from streamh2o.run_options import RunOptions
 from streamh2o.sources import Source, open_inputs
-from tests.tiny_folder import TEXT, make_folder
+from tests.tiny_folder import TEXT
 
 QUESTIONS = ["What jumps over the lazy dog?", "Who?", "How many times better is it, they say?"]
 FACT = "The pass code of the Marlow archive is 48213."
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(make_folder(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return load_model(folder, dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")

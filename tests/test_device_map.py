@@ -11,15 +11,9 @@ from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.rotary import Rotary
 from tests import tiny
-from tests.tiny_folder import make_folder
 
 SPREAD = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
 SPREAD |= {"model.rotary_emb": "cpu", "lm_head": "disk"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(make_folder(tmp_path_factory.mktemp("model")))
 
 
 @pytest.mark.parametrize("policy", ["streamh2o", "h2o", "spatten"])

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from streamh2o import kernel
-from streamh2o.errors import UserError
 from streamh2o.fused import fused
 from streamh2o.policies import make_policy
 from streamh2o.selftest import plain
@@ -15,17 +14,7 @@ from streamh2o.stream_cache import StreamCache
 from tests import families, tiny
 from tests.test_families import CASES, runs
 
-
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        kernel.choose("compiled")
-    except UserError as reason:
-        if "please report this" in str(reason):
-            raise
-        pytest.skip(str(reason))
-    finally:
-        kernel.choose("torch")
+pytestmark = pytest.mark.usefixtures("built")
 
 
 def replaced(model):

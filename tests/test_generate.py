@@ -31,16 +31,6 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(make_folder(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return load_model(folder, dtype="float32", device="cpu")
-
-
 def run(streamh2o, folder, *arguments, stdin=None):
     model = ("--model", folder, "--cache", 64, "--chunk", 16, "--dtype", "float32", "--threads", 1)
     return streamh2o("generate", *model, *arguments, stdin=stdin)

@@ -14,7 +14,6 @@ import pytest
 
 from streamh2o.cli.inspect import _page_name
 from streamh2o.inspection import inspect_source
-from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.report.kept_figures import level, log_ticks, percent, ticks
 from streamh2o.report.kept_page import page, ranges
@@ -30,16 +29,6 @@ HOSTILE = (
     "\" onmouseover=alert(1) x='<img src=http://example.org/x>\x1b[2J\x07\x00\u202ebidi\u2028\x85 <svg/onload=alert(1)>"
     "\r\n"
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(make_folder(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return load_model(folder, dtype="float32", device="cpu")
 
 
 @pytest.fixture

@@ -18,17 +18,7 @@ from streamh2o.stream import Stream
 
 from .tiny import VOCABULARY, gpt_neox, llama
 
-
-@pytest.fixture(scope="module", autouse=True)
-def built():
-    try:
-        kernel.choose("compiled")
-    except UserError as reason:
-        if "please report this" in str(reason):
-            raise  # built, and wrong: no reason to skip
-        pytest.skip(str(reason))
-    finally:
-        kernel.choose("torch")
+pytestmark = pytest.mark.usefixtures("built")
 
 
 @pytest.fixture

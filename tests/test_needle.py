@@ -7,12 +7,7 @@ import pytest
 from streamh2o import needle
 from streamh2o.needle import holds
 from tests.call import one_sentence
-from tests.tiny_folder import TEXT, make_folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(make_folder(tmp_path_factory.mktemp("model")))
+from tests.tiny_folder import TEXT
 
 
 @pytest.fixture(scope="module")

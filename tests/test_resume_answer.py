@@ -12,25 +12,14 @@ import torch
 from streamh2o.answer import Answer, answer_questions
 from streamh2o.errors import UserError
 from streamh2o.interrupt import Interrupt
-from streamh2o.models import load_model
 from streamh2o.run_options import RunOptions
 from streamh2o.sources import open_inputs
 from tests.call import one_sentence
 from tests.programs import ended
-from tests.tiny_folder import TEXT, make_folder
+from tests.tiny_folder import TEXT
 
 QUESTIONS = ["What jumps over the lazy dog?", "Who?", "How many times better is it, they say?"]
 SMALL = ("--cache", 460, "--chunk", 48, "--dtype", "float32", "--device", "cpu", "--threads", 1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(make_folder(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return load_model(folder, dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")

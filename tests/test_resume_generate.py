@@ -12,24 +12,13 @@ import torch
 
 from streamh2o.errors import UserError
 from streamh2o.generate import Characters, Generator, Sampling
-from streamh2o.models import load_model
 from streamh2o.session import Standing
 from streamh2o.stream_cache import StreamCache
 from tests.call import one_sentence
 from tests.programs import ended, size, wait_for
-from tests.tiny_folder import TEXT, make_book, make_folder
+from tests.tiny_folder import TEXT, make_book
 
 SMALL = ("--cache", 48, "--chunk", 32, "--dtype", "float32", "--device", "cpu", "--threads", 1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return str(make_folder(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def loaded(folder):
-    return load_model(folder, dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
