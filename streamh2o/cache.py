@@ -146,16 +146,24 @@ class FixedCache(Cache):
     tokens: int
     layers_count: int
 
+    @property
+    def told(self) -> int:
+        """Of how many tokens before those at hand a model is told: of none, for masks and positions are ours.
+
+        What some models make for so many tokens, which is never used, would grow with the text.
+        """
+        return 0
+
     def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
-        return self.tokens
+        return self.told
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
         if isinstance(query_length, Tensor):  # as older releases of transformers give it: the positions
             query_length = query_length.shape[0] if query_length.dim() else int(query_length)
-        return query_length + self.tokens, 0
+        return query_length + self.told, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.tokens
+        return self.told
 
     def get_max_cache_shape(self, *args: Any, **kwargs: Any) -> int:
         return -1
