@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from streamh2o.errors import UserError
 from streamh2o.policies.base import Middle, Policy
-from streamh2o.rotary import Rotary, RotaryTable
+from streamh2o.rotary import Rotary, Table
 
 
 class LayerSlots:
@@ -33,7 +33,7 @@ class LayerSlots:
         self.values = value.new_empty(batch, heads, capacity, value.shape[-1])
         self.scores = torch.zeros(batch, heads, capacity, dtype=torch.float32, device=key.device)
         self.source_index = torch.zeros(batch, heads, capacity, dtype=torch.int64, device=key.device)
-        self.table: RotaryTable | None = None  # how the layer rotates; None where it does not
+        self.table: Table | None = None  # how the layer rotates; None where it does not
         self.newest: Tensor | None = None  # [batch, kv_heads, used] of the last pass alone, where the policy asks
         self.used = 0
 
