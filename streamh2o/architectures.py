@@ -11,8 +11,12 @@ from typing import Any, NoReturn
 from streamh2o.errors import UserError
 
 # The kind of rotation of each layer: a name of `config.layer_types` where kinds have tables of their own, "" where all
-# layers share one, None where a layer has none.
+# layers share one, `ALIBI` where slopes stand for it, None where a layer has none.
 Kinds = Sequence[str | None]
+ALIBI = "alibi"
+
+_MOST_SLOPED = 2**16  # positions of `AlibiTable`
+_UNTOLD = 2048  # positions where the configuration has none: what BLOOM and its tuned versions were trained on
 
 
 def one_table(config: Any) -> Kinds:
@@ -40,24 +44,38 @@ def table_each(config: Any) -> Kinds:
     return list(config.layer_types)
 
 
+def slopes(config: Any) -> Kinds:
+    """No layer rotates: a bias grows with the distance (ALiBi)."""
+    return [ALIBI] * config.num_hidden_layers
+
+
+def slopes_or_table(config: Any) -> Kinds:
+    """Falcon: the configuration says which."""
+    return slopes(config) if config.alibi else one_table(config)
+
+
 @dataclass(frozen=True)
 class Family:
     """One `config.model_type` that is supported.
 
     title: the name people know it by. kinds: the rotation of each layer. learned_positions: each position of the text
-    has an embedding of its own, so that no text can be longer than there are. since: the first release of transformers
-    whose code of this family lets its attention be chosen, where that is not the first one supported.
+    has an embedding of its own, so that no text can be longer than there are. own_attention: its code in transformers
+    lets no attention be chosen; see own_attention.py. since: the first release of transformers whose code of this
+    family can be run, where that is not the first one supported.
     """
 
     title: str
     kinds: Callable[[Any], Kinds] = one_table
     learned_positions: bool = False
+    own_attention: bool = False
     since: str = ""
 
 
 SUPPORTED: dict[str, Family] = {
+    "bloom": Family("BLOOM, BLOOMZ", slopes, own_attention=True),
     "cohere": Family("Cohere Command R"),
     "cohere2": Family("Cohere Command R7B, Command A", only_sliding),
+    "falcon": Family("Falcon", slopes_or_table, own_attention=True),
     "gemma": Family("Gemma"),
     "gemma2": Family("Gemma 2"),
     "gemma3": Family("Gemma 3, its text side", table_each),
@@ -68,6 +86,7 @@ SUPPORTED: dict[str, Family] = {
     "granite": Family("Granite"),
     "llama": Family("Llama, SmolLM, SmolLM2"),
     "mistral": Family("Mistral"),
+    "mpt": Family("MPT", slopes, own_attention=True),
     "olmo2": Family("OLMo 2"),
     "olmo3": Family("OLMo 3", table_each),
     "opt": Family("OPT", no_table, learned_positions=True),
@@ -79,18 +98,11 @@ SUPPORTED: dict[str, Family] = {
     "stablelm": Family("StableLM"),
 }
 
-_OWN_ATTENTION = "its code in transformers computes attention itself and lets no other be chosen"
-REFUSED: dict[str, str] = {
-    "bloom": _OWN_ATTENTION,
-    "falcon": _OWN_ATTENTION,
-    "mpt": _OWN_ATTENTION,
-}
-
 
 def require_known(kind: str, name: str) -> None:
     """Raise UserError, naming the architecture and those that are supported, where `kind` is not one of them."""
     if kind not in SUPPORTED:
-        _refuse(kind, name, REFUSED.get(kind, "its architecture is not among those supported"))
+        _refuse(kind, name, "its architecture is not among those supported")
 
 
 def require_supported(config: Any, name: str) -> None:
@@ -125,9 +137,26 @@ def learned_positions(config: Any) -> bool:
     return SUPPORTED[config.get_text_config().model_type].learned_positions
 
 
+def own_attention(config: Any) -> bool:
+    """Whether the model's attention cannot be chosen, and its modules get another forward instead."""
+    return SUPPORTED[config.get_text_config().model_type].own_attention
+
+
+def kv_heads(config: Any) -> int:
+    """How many heads keys and values have."""
+    text = config.get_text_config()
+    if text.model_type == "falcon" and not text.new_decoder_architecture:
+        return 1 if text.multi_query else int(text.num_attention_heads)
+    number = getattr(text, "num_kv_heads" if text.model_type == "falcon" else "num_key_value_heads", None)
+    return int(number or text.num_attention_heads)
+
+
 def trained_positions(config: Any) -> int:
     """How many positions the model was trained on: the largest cache plus chunk it can be given, in tokens."""
-    return int(config.get_text_config().max_position_embeddings)
+    text = config.get_text_config()
+    names = "max_position_embeddings", "max_seq_len", "seq_length"
+    trained = next((int(number) for name in names if (number := getattr(text, name, None))), _UNTOLD)
+    return min(trained, _MOST_SLOPED) if ALIBI in rotation_kinds(config) else trained
 
 
 def positions_for(config: Any, needed: int) -> int:

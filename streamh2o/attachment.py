@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from streamh2o.architectures import own_attention
 from streamh2o.attention import attend, attend_and_sum, column_sums
 from streamh2o.cache import LayerSlots, SlotCache, take_appended
 from streamh2o.errors import UserError
 from streamh2o.fused import Fused, fused
+from streamh2o.own_attention import NAME, has_own_attention
 from streamh2o.policies.base import Policy
 from streamh2o.positions import Branches, beyond_window, rotated
-
-NAME = "streamh2o"
+from streamh2o.rotary import RotaryTable
 
 
 @lru_cache(maxsize=8)
@@ -91,8 +92,9 @@ def _attend(
     """The output [batch, heads, C, head_dim] of one layer for the rows that `cache` holds."""
     chunk = query.shape[2]
     if cache.evicting is not None and cache.probe is None:
-        if softcap or window or layer.table is None:
-            what = "soft-capping" if softcap else "a sliding window" if window else "layers that don't rotate"
+        if softcap or window or not isinstance(layer.table, RotaryTable):
+            positions = "layers that don't rotate" if layer.table is None else "ALiBi"
+            what = "soft-capping" if softcap else "a sliding window" if window else positions
             raise UserError(f"--evict token can't follow a model with {what}; use --chunk 1 for the same losses.")
         output = cache.evicting(cache, layer, query, scaling)
         cache.layer_done(layer, chunk)
@@ -133,8 +135,12 @@ def attach(model: PreTrainedModel) -> None:
         _attached[model].depth += 1
         return
     original: str = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
+    if own_attention(model.config):
+        ours = has_own_attention(model)
+    else:
+        model.set_attn_implementation(NAME)
+        ours = model.config._attn_implementation == NAME
+    if not ours:
         raise UserError(
             f"{type(model).__name__} computes attention itself in the installed transformers and lets no other be "
             "chosen, so it cannot be run; a newer transformers may."
@@ -152,4 +158,5 @@ def detach(model: PreTrainedModel) -> None:
     if attached.depth == 0:
         del _attached[model]
         attached.fused.off()
-        model.set_attn_implementation(attached.original)
+        if not own_attention(model.config):
+            model.set_attn_implementation(attached.original)

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from streamh2o.errors import UserError
 from streamh2o.policies.base import Middle, Policy
-from streamh2o.rotary import Rotary, RotaryTable
+from streamh2o.rotary import Rotary, Table
 
 
 class LayerSlots:
@@ -33,7 +33,7 @@ class LayerSlots:
         self.values = value.new_empty(batch, heads, capacity, value.shape[-1])
         self.scores = torch.zeros(batch, heads, capacity, dtype=torch.float32, device=key.device)
         self.source_index = torch.zeros(batch, heads, capacity, dtype=torch.int64, device=key.device)
-        self.table: RotaryTable | None = None  # how the layer rotates; None where it does not
+        self.table: Table | None = None  # how the layer rotates; None where it does not
         self.newest: Tensor | None = None  # [batch, kv_heads, used] of the last pass alone, where the policy asks
         self.used = 0
 
@@ -146,16 +146,24 @@ class FixedCache(Cache):
     tokens: int
     layers_count: int
 
+    @property
+    def told(self) -> int:
+        """Of how many tokens before those at hand a model is told: of none, for masks and positions are ours.
+
+        What some models make for so many tokens, which is never used, would grow with the text.
+        """
+        return 0
+
     def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
-        return self.tokens
+        return self.told
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
         if isinstance(query_length, Tensor):  # as older releases of transformers give it: the positions
             query_length = query_length.shape[0] if query_length.dim() else int(query_length)
-        return query_length + self.tokens, 0
+        return query_length + self.told, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.tokens
+        return self.told
 
     def get_max_cache_shape(self, *args: Any, **kwargs: Any) -> int:
         return -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +16,17 @@ from streamh2o.rotary import Rotary, RotaryTable
 
 
 class RotatedSlots(LayerSlots):
-    """Slots with a rotated copy of the keys beside them: `rotated` [batch, kv_heads, capacity, head_dim].
+    """Slots with a rotated copy of the keys beside them: `rotated` [batch, kv_heads, capacity, head_dim + extra].
 
     The copy is made from the un-rotated keys, so that nothing drifts. `source_index` of the newest slots is written
     when it is needed, by the cache. `runs`: the positions that the last eviction gave, as of `in_cache_positions`.
+    extra: components that a rotated key has more than a key (`Rotary.extra`).
     """
 
-    def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
+    def __init__(self, key: Tensor, value: Tensor, capacity: int, extra: int) -> None:
         with torch.inference_mode(False):  # what is made in inference mode could not be written outside it later
             super().__init__(key, value, capacity)
-            self.rotated = torch.empty_like(self.keys)
+            self.rotated = self.keys.new_empty(*self.keys.shape[:3], self.keys.shape[3] + extra)
         self.runs: list[tuple[int, int, Any]] = []
 
     def append(self, key: Tensor, value: Tensor, first: int) -> None:
@@ -39,7 +41,7 @@ class RotatedSlots(LayerSlots):
         old = self.rotated
         with torch.inference_mode(False):
             super()._grow(needed)
-            self.rotated = torch.empty_like(self.keys)
+            self.rotated = old.new_empty(*self.keys.shape[:3], old.shape[3])
         self.rotated[:, :, : self.used] = old[:, :, : self.used]
 
     def state(self) -> dict[str, Tensor]:
@@ -52,7 +54,7 @@ class RotatedSlots(LayerSlots):
 
     def load(self, parts: dict[str, Tensor]) -> None:
         super().load(parts)
-        if parts["rotated"].shape != parts["keys"].shape:
+        if parts["rotated"].shape != (*parts["keys"].shape[:3], self.rotated.shape[3]):
             raise ValueError
         self.rotated[:, :, : self.used] = parts["rotated"]
         self.newest = parts.get("newest")
@@ -90,7 +92,7 @@ class DecodingCache(SlotCache):
 
     def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int, evict_every: int) -> None:
         super().__init__(policy, rotary, layers_count, chunk)
-        self.make_layer = RotatedSlots
+        self.make_layer = partial(RotatedSlots, extra=rotary.extra)
         self.evict_every = min(evict_every, chunk)
         self._start()
 
@@ -108,7 +110,7 @@ class DecodingCache(SlotCache):
         """Put the next keys and values [rows, kv_heads, n, head_dim] into layer `number`."""
         if number == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(RotatedSlots(key, value, room + self.chunk))
+            self.slots.append(RotatedSlots(key, value, room + self.chunk, self.rotary.extra))
             self.slots[-1].table = self.rotary.table(number, key.device)
         layer = self.slots[number]
         layer.append(key, value, self.tokens)
@@ -159,8 +161,7 @@ class DecodingCache(SlotCache):
                 continue
             for start, end, position in layer.runs:
                 where = slice(position, position + end - start) if isinstance(position, int) else position
-                part = table.rotate(layer.keys[:, :, start:end], table.cos[where], table.sin[where])
-                layer.rotated[:, :, start:end] = part
+                layer.rotated[:, :, start:end] = table.place_keys(layer.keys[:, :, start:end], where)
 
     def rotate_new(self, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
         assert isinstance(layer, RotatedSlots)
@@ -169,11 +170,11 @@ class DecodingCache(SlotCache):
             return query * scaling, layer.keys.narrow(2, 0, layer.used)
         start, end = layer.used - query.shape[2], layer.used
         where = slice(self._first + start - self._mark, self._first + end - self._mark)
-        if query.shape[2] == 1 and table.style == "half" and table.rotary_dim == query.shape[3]:
+        one = query.shape[2] == 1
+        if one and isinstance(table, RotaryTable) and table.style == "half" and table.rotary_dim == query.shape[3]:
             return self._rotate_one(layer, table, query, scaling, where)
-        cos, sin = table.cos[where], table.sin[where]
-        layer.rotated[:, :, start:end] = table.rotate(layer.keys[:, :, start:end], cos, sin)
-        return table.rotate(query, cos, sin, scaling), layer.rotated[:, :, :end]
+        layer.rotated[:, :, start:end] = table.place_keys(layer.keys[:, :, start:end], where)
+        return table.place_queries(query, where, scaling), layer.rotated[:, :, :end]
 
     def kept_positions(self, layer: LayerSlots, chunk: int) -> tuple[int, list[tuple[int, int, Any]]]:
         assert isinstance(layer, RotatedSlots)

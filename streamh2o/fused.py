@@ -3,7 +3,7 @@
 A norm of `transformers` is seven passes over its input, a gate three, and the rotation by position zero, which changes
 nothing, ten: each becomes one operation of the kernel. In bfloat16 a linear layer lays its weights out anew for every
 product: that is done once, where memory allows. Only modules that give the same as before are touched, each by an
-attribute of its own that `off` takes away.
+attribute of its own that `off` takes away; the attention of some families comes to be ours in the same way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from streamh2o import kernel
+from streamh2o.own_attention import own_forward
 from streamh2o.packing import Packed, spare
 
 Forward = Callable[..., Any]
@@ -27,15 +28,21 @@ _WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number;
 
 
 class Fused:
-    """The modules of one model that something faster stands in for, from `on` to `off`."""
+    """The modules of one model that something else stands in for, from `on` to `off`.
+
+    That is something faster, or, for attention that cannot be chosen, ours.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._forwards: list[tuple[nn.Module, Forward]] = []
         with torch.no_grad():
             self._forwards += _agreeing(_norms_and_gates(model))
             self._forwards += _agreeing(_linear_layers(model))
-        if self._forwards and _zero_is_identity(model):
-            self._forwards += [(module, forward) for module in model.modules() if (forward := _unrotated(module))]
+        turns_nothing = len(self._forwards) > 0 and _zero_is_identity(model)
+        for module in model.modules():
+            forward = own_forward(module) or (_unrotated(module) if turns_nothing else None)
+            if forward is not None:
+                self._forwards.append((module, forward))
 
     def on(self) -> None:
         """The modules work as one operation each, and rotate nothing: positions must be zero until `off`."""

@@ -25,6 +25,8 @@ class Head:
         self._embedding: Any = model.get_output_embeddings()
         config = model.config.get_text_config()
         factor = getattr(config, "logit_scale", None) or 1.0
+        if config.model_type == "mpt":  # has the number, and makes nothing of it in transformers
+            factor = 1.0
         self._factor = factor / (getattr(config, "logits_scaling", None) or 1.0)
         self._cap = getattr(config, "final_logit_softcapping", None)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from streamh2o.architectures import own_attention
 from streamh2o.attachment import NAME, attach, detach
 from streamh2o.errors import UsageError, UserError
 from streamh2o.fused import Fused, fused
@@ -91,7 +92,8 @@ class _Call:
         self.first_column = max(0, inputs.shape[1] - cache.wanted) if cache.wanted else 0  # whose state is wanted
         self.states: Tensor | None = None  # [batch, columns from `first_column` on, hidden], where there are pieces
         self.attention = decoder.config._attn_implementation
-        decoder.config._attn_implementation = NAME
+        if not own_attention(decoder.config):
+            decoder.config._attn_implementation = NAME
         self.fused: Fused = fused(decoder)
         self.fused.on()
 
@@ -207,7 +209,10 @@ def _refuse(decoder: nn.Module, kwargs: dict[str, Any], name: str) -> None:
     if kwargs.get(name) is None:
         raise UsageError("The model was called without input_ids.")
     if kwargs.get("use_cache") is False:
-        raise UsageError("use_cache=False and a StreamCache contradict each other; leave one of them out.")
+        raise UsageError(
+            "use_cache=False, which some models have in their configuration, and a StreamCache contradict each other; "
+            "say use_cache=True."
+        )
     if kwargs.get("output_attentions"):
         raise UsageError("A StreamCache gives no attention weights; leave output_attentions out.")
     if torch.compiler.is_compiling():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from streamh2o.architectures import kv_heads
 from streamh2o.errors import UserError
 from streamh2o.machine import available_bytes
 from streamh2o.policies import Policy
@@ -18,11 +19,9 @@ _SCORE_AND_INDEX = 4 + 8  # bytes a slot: float32 and int64
 def slot_bytes(model: PreTrainedModel, copies: int = 1) -> tuple[int, int, int]:
     """Layers, KV heads (times `copies`), and bytes of one slot of one of them: key, value, score, source index."""
     config: Any = model.config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size = 2 * head_dim * torch.empty((), dtype=model.dtype).element_size() + _SCORE_AND_INDEX
-    return config.num_hidden_layers, kv_heads * copies, size
+    return config.num_hidden_layers, kv_heads(config) * copies, size
 
 
 def _saved_bytes(model: PreTrainedModel, kv_bits: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamh2o.architectures import SUPPORTED, require_known, require_supported, trained_positions
+from streamh2o.architectures import SUPPORTED, kv_heads, require_known, require_supported, trained_positions
 from streamh2o.errors import UsageError, UserError
 from streamh2o.gguf_cache import readable_errors
 from streamh2o.model_files import DEFAULT_MODEL, get_model, list_models, model_folder
@@ -64,7 +64,7 @@ class Loaded:
             "parameters": self.model.num_parameters(),
             "layers": config.num_hidden_layers,
             "heads": heads,
-            "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+            "kv_heads": kv_heads(config),
             "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
             "vocabulary": config.vocab_size,
             "trained_positions": self.trained_positions,

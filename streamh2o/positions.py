@@ -11,6 +11,7 @@ from torch import Tensor
 
 from streamh2o import kernel
 from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.rotary import RotaryTable
 
 
 def in_cache_positions(
@@ -76,11 +77,14 @@ def _spread(layer: LayerSlots, runs: Sequence[tuple[int, int, Any]]) -> Tensor:
 def rotated(
     cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, branches: Branches | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer."""
+    """Rotated copies: queries [batch, heads, C, head_dim] times `scaling`, and all keys of the layer.
+
+    Both have `table.extra` components more where slopes stand for a rotation (ALiBi).
+    """
     if cache.keeps_rotated:
         return cache.rotate_new(layer, query, scaling)
-    rotary, chunk = layer.table, query.shape[2]
-    if rotary is None:
+    table, chunk = layer.table, query.shape[2]
+    if table is None:
         return query * scaling, layer.valid()[0]
     first, runs = in_cache_positions(cache, layer, chunk)
     newest: Any = slice(first, first + chunk)
@@ -88,17 +92,17 @@ def rotated(
         newest = first + branches.offsets
         start, end, position = runs[-1]
         runs[-1:] = [(start, end - chunk, position), (end - chunk, end, newest)]
-    if kernel.takes(query):
+    if kernel.takes(query) and isinstance(table, RotaryTable):
         own = torch.arange(first, first + chunk, device=query.device) if branches is None else newest
-        style = rotary.style == "interleaved"
-        queries = kernel.rotate(query, own.view(1, 1, -1), rotary.cos, rotary.sin, scaling, style)
-        return queries, kernel.rotate(layer.valid()[0], _spread(layer, runs), rotary.cos, rotary.sin, 1.0, style)
-    queries = rotary.rotate(query, rotary.cos[newest], rotary.sin[newest], scaling)
+        style = table.style == "interleaved"
+        queries = kernel.rotate(query, own.view(1, 1, -1), table.cos, table.sin, scaling, style)
+        return queries, kernel.rotate(layer.valid()[0], _spread(layer, runs), table.cos, table.sin, 1.0, style)
+    queries = table.place_queries(query, newest, scaling)
     parts, keys = [], layer.valid()[0]
     for start, end, position in runs:
         if isinstance(position, int):
             position = slice(position, position + end - start)
-        parts.append(rotary.rotate(keys[:, :, start:end], rotary.cos[position], rotary.sin[position]))
+        parts.append(table.place_keys(keys[:, :, start:end], position))
     return queries, parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from streamh2o.architectures import rotation_kinds
+from streamh2o.alibi import AlibiTable
+from streamh2o.architectures import ALIBI, rotation_kinds
 from streamh2o.errors import UserError
 
 Style = Literal["half", "interleaved"]
@@ -21,21 +22,27 @@ Style = Literal["half", "interleaved"]
 class Rotary:
     """How each layer of a model rotates: `tables[layer]`, or None where the layer knows no positions (NoPE).
 
-    positions: how many in-cache positions there are, which is the length the model was trained for.
+    Slopes (ALiBi) count as a way to rotate. positions: how many in-cache positions there are, which is the length the
+    model was trained for.
     """
 
-    tables: Sequence[RotaryTable | None]
+    tables: Sequence[Table | None]
     positions: int
-    _moved: dict[tuple[int, torch.device], RotaryTable] = field(default_factory=dict, repr=False, compare=False)
+    _moved: dict[tuple[int, torch.device], Table] = field(default_factory=dict, repr=False, compare=False)
 
-    def table(self, layer: int, device: torch.device) -> RotaryTable | None:
+    @property
+    def extra(self) -> int:
+        """How many components a rotated key has more than a key."""
+        return max((table.extra for table in self.tables if table is not None), default=0)
+
+    def table(self, layer: int, device: torch.device) -> Table | None:
         """How `layer` rotates, on `device`, where its keys lie; layers on one device share what they have in common."""
         table = self.tables[layer]
-        if table is None or table.cos.device == device:
+        if table is None or table.device == device:
             return table
         key = id(table), device
         if key not in self._moved:
-            self._moved[key] = replace(table, cos=table.cos.to(device), sin=table.sin.to(device))
+            self._moved[key] = table.to(device)
         return self._moved[key]
 
     @classmethod
@@ -43,9 +50,11 @@ class Rotary:
         """Read the tables off `model`. Raises UserError where it has no rotary module we understand."""
         config: Any = model.config
         kinds = rotation_kinds(config)
-        made: dict[str | None, RotaryTable | None] = {None: None}
+        made: dict[str | None, Table | None] = {None: None}
         for kind in kinds:
-            if kind not in made:
+            if kind == ALIBI and kind not in made:
+                made[kind] = AlibiTable.from_model(model)
+            elif kind not in made:
                 made[kind] = RotaryTable.from_model(model, positions, kind or None)
         return cls([made[kind] for kind in kinds], positions)
 
@@ -79,6 +88,14 @@ class RotaryTable:
     cos: Tensor
     sin: Tensor
     style: Style = "half"
+    extra: ClassVar[int] = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.cos.device
+
+    def to(self, device: torch.device) -> RotaryTable:
+        return replace(self, cos=self.cos.to(device), sin=self.sin.to(device))
 
     @property
     def rotary_dim(self) -> int:
@@ -128,6 +145,14 @@ class RotaryTable:
         if not torch.allclose(self.rotate(x, self.cos[:n], self.sin[:n]), expected, atol=1e-4):
             raise UserError(f"The rotation of {type(module).__name__} is not one that streamh2o knows.")
 
+    def place_queries(self, x: Tensor, at: slice | Tensor, scale: float = 1.0) -> Tensor:
+        """Queries `x` [batch, heads, n, head_dim] times `scale`, rotated to the positions `at`, a slice or [n]."""
+        return self.rotate(x, self.cos[at], self.sin[at], scale)
+
+    def place_keys(self, x: Tensor, at: slice | Tensor) -> Tensor:
+        """Keys `x` [batch, kv_heads, n, head_dim] rotated to `at`: a slice, [n] or [batch, kv_heads, n]."""
+        return self.rotate(x, self.cos[at], self.sin[at])
+
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, scale: float = 1.0) -> Tensor:
         """A rotated copy of `x` [..., n, head_dim] by `cos`, `sin` [..., n, rotary_dim / 2], times `scale`.
 
@@ -156,3 +181,6 @@ class RotaryTable:
         if d < x.shape[-1]:
             torch.mul(x[..., d:], scale, out=out[..., d:])
         return out
+
+
+Table = RotaryTable | AlibiTable

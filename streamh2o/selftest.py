@@ -47,7 +47,7 @@ def plain(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Losses [count - 1] of `ids` [1, count] by `transformers` alone.
 
     Its attention is the `eager` one, the only one that does all that every model asks for: the one it takes by itself
-    leaves out Gemma 2's soft-capping in the older releases.
+    leaves out Gemma 2's soft-capping in the older releases. Where the attention can't be chosen it stays as it is.
     """
     import torch
 
@@ -58,6 +58,11 @@ def plain(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _eager(model: Any) -> Iterator[None]:
+    from streamh2o.architectures import own_attention
+
+    if own_attention(model.config):
+        yield
+        return
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from streamh2o.architectures import learned_positions, positions_for, require_supported
+from streamh2o.architectures import kv_heads, learned_positions, positions_for, require_supported
 from streamh2o.attachment import attach, detach
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError, UserError
@@ -88,8 +88,7 @@ class Stream:
         self.learned_positions = learned_positions(model.config)
         self.model, self.policy, self.chunk, self.batch = model, policy, chunk, batch
         self.trained = trained
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        group = config.num_attention_heads // kv_heads if per_query_head else 1
+        group = config.num_attention_heads // kv_heads(config) if per_query_head else 1
         require_memory(model, policy, chunk, group, kv_bits, batch)
         self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
         quantise_slots(self.cache, kv_bits)

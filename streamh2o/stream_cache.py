@@ -245,6 +245,11 @@ class StreamCache(FixedCache):
 
     # What `transformers` calls
 
+    @property
+    def told(self) -> int:
+        """All tokens between calls, when `generate` asks; none while a pass is running."""
+        return 0 if self.active else self.tokens
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:

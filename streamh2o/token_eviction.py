@@ -17,6 +17,7 @@ from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy
 from streamh2o.positions import rotated
+from streamh2o.rotary import RotaryTable
 from streamh2o.token_scan import attend_scan, products, scan_rows
 
 BAND_ROWS = 64  # queries at a time where the evictions are known beforehand
@@ -83,7 +84,7 @@ def _weights(policy: Policy, query: Tensor) -> Tensor:
 def _attend_band(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: float, seen: int) -> Tensor:
     """Sinks and recent tokens alone: each query drops the oldest of the window, so it sees a band and the sinks."""
     policy, rotary, n = cache.policy, layer.table, cache.policy.cache
-    assert rotary is not None
+    assert isinstance(rotary, RotaryTable)
     batch, heads, chunk, dim = query.shape
     kv_heads, sinks = layer.keys.shape[1], policy.sinks
     shape = (batch * kv_heads, heads // kv_heads, chunk, dim)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.policies.base import Middle, Policy
+from streamh2o.rotary import RotaryTable
 
 
 def scan_rows(policy: Policy) -> int:
@@ -56,7 +57,7 @@ def _logits(
     the logits of the middle columns after 0, 1, ..., i such evictions. None at true distances.
     """
     policy, rotary = cache.policy, layer.table
-    assert rotary is not None
+    assert isinstance(rotary, RotaryTable)
     rows, count, group, _ = queries.shape
     slots, sinks, hitters = layer.used, policy.sinks, policy.hitters
     n, middle = slots - count, policy.hitters + count

@@ -117,7 +117,47 @@ def _gemma3() -> Any:
     )
 
 
+BLOOM = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "n_layer": 2,
+    "n_head": 8,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+MPT = {"vocab_size": VOCABULARY, "d_model": 64, "n_heads": 8, "n_layers": 2, "max_seq_len": 512}
+FALCON = SIZES | {"bias": True}
+
+
+def _falcon(variant: str, kv_heads: int, **extra: Any) -> Case:
+    return Case("falcon", variant, kv_heads, lambda: transformers.FalconConfig(**FALCON | extra))
+
+
 CASES: list[Case] = [
+    Case("bloom", "", 8, lambda: transformers.BloomConfig(**BLOOM)),
+    Case(
+        "bloom",
+        "post-norm",
+        8,
+        lambda: transformers.BloomConfig(**BLOOM, apply_residual_connection_post_layernorm=True),
+    ),
+    Case("bloom", "12-heads", 12, lambda: transformers.BloomConfig(**BLOOM | {"hidden_size": 96, "n_head": 12})),
+    _falcon("", 2, new_decoder_architecture=True, num_kv_heads=2),
+    _falcon("mha", 8, multi_query=False),
+    _falcon("multi-query", 1),
+    _falcon("yarn", 2, new_decoder_architecture=True, num_kv_heads=2, **ROPES["yarn"]),
+    _falcon("alibi", 8, alibi=True, multi_query=False, parallel_attn=False),
+    _falcon("alibi-grouped", 2, alibi=True, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+    Case("mpt", "", 8, lambda: transformers.MptConfig(**MPT)),
+    Case("mpt", "12-heads", 12, lambda: transformers.MptConfig(**MPT | {"d_model": 96, "n_heads": 12})),
+    Case(
+        "mpt",
+        "clipped",
+        8,
+        lambda: transformers.MptConfig(
+            **MPT, logit_scale=0.5, attn_config={"clip_qkv": 0.8, "softmax_scale": 0.5, "alibi_bias_max": 4}
+        ),
+    ),
     *_grouped("llama", "LlamaConfig", ROPES | {"longrope": LONGROPE}),
     *_grouped("mistral", "MistralConfig", {"window": {"sliding_window": WINDOW}}, sliding_window=None),
     *_grouped(

@@ -4,9 +4,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from streamh2o.architectures import REFUSED, SUPPORTED
+from streamh2o.alibi import AlibiTable
+from streamh2o.architectures import SUPPORTED
 from streamh2o.models import TRANSFORMERS
-from streamh2o.rotary import Rotary
+from streamh2o.rotary import Rotary, RotaryTable
 from tests import families
 
 ABOVE = """\
@@ -42,21 +43,24 @@ default, linear, dynamic, yarn, llama3 and longrope.
   runs of Mistral. With one that `--recent` covers, such a layer sees exactly what it sees in plain `transformers`,
   whatever is evicted; sinks and hitters then matter only to the layers without a window. All layers hold the same
   number of slots.
+- **ALiBi** (BLOOM, MPT, some Falcons) adds to a logit what grows with the distance, by a slope for each head. Distances
+  are those inside the cache; at `distance` positions a hitter's is its true one. `--evict token` is refused. Where the
+  configuration does not say for how many tokens the model was trained (BLOOM), 2,048 are taken, and never more than
+  65,536. Near biases are exact here. `transformers` rounds BLOOM's in bfloat16, and Falcon's in every type, the more
+  the longer the text, so that from a few hundred tokens on the two differ by more than with other families.
+- **Attention of their own**: the code of BLOOM, Falcon and MPT in `transformers` lets no attention be chosen. While a
+  stream or a StreamCache works, their attention modules get another `forward`, which is taken away after it. With
+  `--device-map`, which does the same, they are refused. MPT's configurations say `use_cache=False`: give `generate`
+  `use_cache=True` along with a StreamCache.
 
-Refused by name:
-
+Refused is every other `model_type`, and any model whose tokens look ahead.
 """
 
 
 def page() -> str:
     first, end = TRANSFORMERS
     rows = [_row(family) for family in SUPPORTED]
-    refused = [f"- `{kind}`: {reason}.\n" for kind, reason in REFUSED.items()]
-    return ABOVE.format(first=first, end=end) + "".join(rows) + BELOW + "".join(refused) + _rest()
-
-
-def _rest() -> str:
-    return "- every other `model_type`, and any model whose tokens look ahead.\n"
+    return ABOVE.format(first=first, end=end) + "".join(rows) + BELOW
 
 
 def _row(family: str) -> str:
@@ -67,15 +71,22 @@ def _row(family: str) -> str:
     windows = {_windows(case.config().get_text_config()) for case in cases} - {""}
     tested = ["GQA" if case.kv_heads < 8 else "MHA" for case in cases]
     tested = [*dict.fromkeys(tested), *(case.variant for case in cases if case.variant not in ("", "mha"))]
-    cells = (f"`{family}`", title, _positions(family, cases[0]), ", ".join(sorted(windows)), ", ".join(tested))
+    cells = (f"`{family}`", title, _positions(family, cases), ", ".join(sorted(windows)), ", ".join(tested))
     return "| " + " | ".join(cells) + " |\n"
 
 
-def _positions(family: str, case: families.Case) -> str:
+def _positions(family: str, cases: list[families.Case]) -> str:
     if SUPPORTED[family].learned_positions:
         return "learned"
+    sloped = [isinstance(Rotary.from_model(case.model(), 16).tables[0], AlibiTable) for case in cases]
+    if sloped[0]:
+        return "ALiBi"
+    return _rotation(cases[0]) + (", or ALiBi" if any(sloped) else "")
+
+
+def _rotation(case: families.Case) -> str:
     tables = Rotary.from_model(case.model(), 16).tables
-    turning = [table for table in tables if table is not None]
+    turning = [table for table in tables if isinstance(table, RotaryTable)]
     text = f"rotary, {turning[0].style}"
     share = turning[0].rotary_dim / 8  # of the head's 8 components
     if share < 1:
