@@ -113,7 +113,7 @@ def _gated(module: Any) -> Forward:
 
 
 class _Linear:
-    """A linear layer's product with its weights as oneDNN wants them, bit for bit the same."""
+    """A linear layer's product with its weights as oneDNN wants them: the same, but for rounding with some sizes."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self._packed = Packed(layer, lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, ROWS))

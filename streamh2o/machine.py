@@ -42,37 +42,64 @@ def available_bytes() -> int | None:
     return max(0, min(found)) if found else None
 
 
+def whole_bytes() -> int | None:
+    """The memory there would be if nothing ran, the same at every call; None where the system does not tell."""
+    found = [size for size in (_meminfo("MemTotal"), _group_limit(), _address_limit()) if size is not None]
+    return min(found) if found else None
+
+
 def _free_memory() -> int | None:
+    return _meminfo("MemAvailable")
+
+
+def _meminfo(name: str) -> int | None:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
     return None
 
 
-def _group_memory() -> int | None:
-    """What is left of the control group's limit; pages that only cache files count as free."""
-    group = Path("/sys/fs/cgroup")
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def _group_limit() -> int | None:
     try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return limit - used + int(stat.get("inactive_file", 0))
+        return int((_GROUP / "memory.max").read_text())
     except (OSError, ValueError):  # no limit reads "max"
         return None
 
 
-def _address_space() -> int | None:
+def _group_memory() -> int | None:
+    """What is left of the control group's limit; pages that only cache files count as free."""
+    limit = _group_limit()
+    if limit is None:
+        return None
+    try:
+        used = int((_GROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        return limit - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None
+
+
+def _address_limit() -> int | None:
     try:
         import resource
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY:
-            return None
-        return limit - int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (ImportError, OSError, ValueError, IndexError):
+
+def _address_space() -> int | None:
+    limit = _address_limit()
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        return None if limit is None else limit - used
+    except (OSError, ValueError, IndexError):
         return None
 
 

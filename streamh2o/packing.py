@@ -7,15 +7,19 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from streamh2o.machine import available_bytes
+from streamh2o.machine import whole_bytes
 
-SPARE = 4  # times what a second copy of the weights takes has to be free
+SHARE = 8  # of a machine's memory, the part that second copies of weights may take
 
 
 def spare(size: int) -> bool:
-    """Whether memory is plentiful enough for `size` bytes more than a model needs."""
-    free = available_bytes()
-    return free is not None and free >= SPARE * size
+    """Whether this machine has room for `size` bytes of weights a second time.
+
+    What happens to be free does not count: sums over another layout may round otherwise, and a run that is resumed is
+    to have the same digits.
+    """
+    whole = whole_bytes()
+    return whole is not None and whole >= SHARE * size
 
 
 class Packed:

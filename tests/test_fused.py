@@ -113,7 +113,7 @@ def test_a_stream_cache_leaves_nothing_behind_between_calls():
 
 def test_layers_are_not_laid_out_anew_where_memory_is_short(monkeypatch):
     kernel.choose("compiled")
-    monkeypatch.setattr("streamh2o.packing.available_bytes", lambda: 1000)
+    monkeypatch.setattr("streamh2o.packing.whole_bytes", lambda: 1000)
     model = tiny.llama().to(torch.bfloat16)
     ids, policy = tiny.tokens(40), make_policy("h2o", 16)
     made = fused(model.model)
