@@ -34,7 +34,7 @@ class Packed:
         layer = self._layer()
         assert layer is not None
         own = layer.weight
-        seen = own.data_ptr(), own._version
+        seen = own.data_ptr(), 0 if own.is_inference() else own._version  # those made in inference mode count nothing
         if seen != self._seen:
             self._seen, self._laid_out = seen, self._make(own.detach())
         return self._laid_out

@@ -102,6 +102,15 @@ def test_a_model_in_another_number_format_is_looked_at_anew():
     assert (again - expected).abs().mean() < 0.2
 
 
+def test_a_model_made_in_inference_mode_is_no_different():
+    kernel.choose("compiled")
+    ids, policy = tiny.tokens(40), make_policy("h2o", 16)
+    with torch.inference_mode():
+        made = tiny.llama().to(torch.bfloat16)
+    expected = tiny.stream_losses(tiny.llama().to(torch.bfloat16), policy, ids, 8)
+    assert torch.equal(tiny.stream_losses(made, policy, ids, 8), expected)
+
+
 def test_a_stream_cache_leaves_nothing_behind_between_calls():
     kernel.choose("compiled")
     model = tiny.llama()
