@@ -137,7 +137,7 @@ def test_ctrl_c_answers_from_what_was_read_and_resume_from_all_of_it(streamh2o, 
 
 def test_killed_ten_times_the_answers_are_the_same(start, folder, tmp_path):
     text = tmp_path / "long.txt"
-    text.write_text("".join(f"{number}. {TEXT}" for number in range(300)))
+    text.write_text("".join(f"{number}. {TEXT}" for number in range(2000)))
     assert ended(start(tmp_path, *asking(folder, text, tmp_path / "whole.json"))) == 0
     chance, saved = random.Random(0), tmp_path / "saved"
     line = asking(folder, "-", tmp_path / "a.json", "--checkpoint", saved, "--checkpoint-every", 400, "--resume")
