@@ -96,15 +96,16 @@ def _norms_and_gates(model: nn.Module) -> Iterator[Candidate]:
         if type(module).__name__.endswith("RMSNorm"):
             weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
             if isinstance(weight, Tensor) and isinstance(eps, float) and kernel.takes(weight):
-                yield module, _norm(weight, eps), (type(module), weight.shape, weight.dtype, eps)
+                yield module, _norm(module, weight, eps), (type(module), weight.shape, weight.dtype, eps)
         elif all(isinstance(getattr(module, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
             weight = module.gate_proj.weight
             if kernel.takes(weight):
                 yield module, _gated(module), (type(module), type(module.act_fn), weight.shape, weight.dtype)
 
 
-def _norm(weight: Tensor, eps: float) -> Forward:
-    return lambda x: kernel.rms_norm(x, weight, eps)
+def _norm(module: Any, weight: Tensor, eps: float) -> Forward:
+    own = type(module).forward.__get__(module)  # for norms kept in another number format than what they are given
+    return lambda x: kernel.rms_norm(x, weight, eps) if x.dtype == weight.dtype else own(x)
 
 
 def _gated(module: Any) -> Forward:

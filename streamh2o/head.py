@@ -43,7 +43,7 @@ class Head:
 
         The log-sum-exp is taken in float32. Plain torch makes `BLOCK` rows of logits at a time.
         """
-        if self._is_product() and kernel.takes(hidden):
+        if self._is_product() and kernel.takes(hidden) and self._embedding.weight.dtype == hidden.dtype:
             return kernel.head_losses(hidden, self._embedding.weight, self._packed(), targets)
         result = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         for start in range(0, len(targets), BLOCK):
@@ -63,6 +63,7 @@ class Head:
         """Whether logits are products with the embedding and nothing else."""
         layer = self._embedding
         plain = type(layer) is nn.Linear and layer.bias is None and layer.in_features % 2 == 0
+        plain = plain and kernel.takes(layer.weight) and layer.weight.is_contiguous()
         return plain and "forward" not in vars(layer) and self._factor == 1.0 and not self._cap
 
     def _packed(self) -> Tensor | None:

@@ -102,6 +102,22 @@ def test_a_model_in_another_number_format_is_looked_at_anew():
     assert (again - expected).abs().mean() < 0.2
 
 
+def test_norms_and_an_embedding_of_another_number_format_are_not_misread():
+    ids, policy = tiny.tokens(40), make_policy("streamingllm", 16)
+    model = tiny.llama().to(torch.bfloat16)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone().float())
+    model.lm_head.register_forward_pre_hook(lambda module, args: (args[0].float(),))
+    for layer in model.model.layers:
+        layer.input_layernorm.float()
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, {**kwargs, "hidden_states": kwargs["hidden_states"].bfloat16()}),
+            with_kwargs=True,
+        )
+    expected = tiny.stream_losses(model, policy, ids, 8)
+    kernel.choose("compiled")
+    assert (tiny.stream_losses(model, policy, ids, 8) - expected).abs().mean() < 0.2
+
+
 def test_a_model_made_in_inference_mode_is_no_different():
     kernel.choose("compiled")
     ids, policy = tiny.tokens(40), make_policy("h2o", 16)
