@@ -22,10 +22,10 @@ from streamh2o.positions import Branches, beyond_window, rotated
 from streamh2o.rotary import RotaryTable
 
 
-@lru_cache(maxsize=8)
-def _single(policy: Policy, device: torch.device) -> Tensor:
-    """`policy.query_weights` of a single token, which decoding would ask for in every layer."""
-    return policy.query_weights(1, device)
+@lru_cache(maxsize=32)
+def _query_weights(policy: Policy, chunk: int, device: torch.device) -> Tensor:
+    """`policy.query_weights`, which every layer of every pass would ask for."""
+    return policy.query_weights(chunk, device)
 
 
 def _attend_and_score(
@@ -41,7 +41,7 @@ def _attend_and_score(
     policy, chunk = cache.policy, query.shape[2]
     weights = None
     if policy.scored:
-        weights = _single(policy, query.device) if chunk == 1 else policy.query_weights(chunk, query.device)
+        weights = _query_weights(policy, chunk, query.device)
     newest_weights = policy.newest_weights(chunk, query.device)
     if newest_weights is None:
         output, sums = attend_and_sum(query, keys, values, weights, policy.far, hidden, softcap)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from streamh2o import kernel
 from streamh2o.errors import UserError
-from streamh2o.policies.base import Middle, Policy
+from streamh2o.policies.base import Middle, Policy, alike
 from streamh2o.rotary import Rotary, Table
 
 
@@ -88,18 +89,13 @@ class LayerSlots:
 
         chosen: [batch, kv_heads, hitters], slot numbers in ascending order.
         """
-        hitters, tail = chosen.shape[-1], slice(self.used - recent, self.used)
-        self.used = sinks + hitters + recent
-        heads = torch.arange(chosen.shape[0] * chosen.shape[1], device=chosen.device).view(*chosen.shape[:2], 1)
-        index = (chosen + heads * self.capacity).flatten()
+        used, self.used = self.used, sinks + chosen.shape[-1] + recent
         for name in self.buffers:
             buffer: Tensor = getattr(self, name)
-            newest = buffer[:, :, tail].clone()
-            survivors = buffer.flatten(0, 2).index_select(0, index)
-            buffer[:, :, sinks : sinks + hitters] = survivors.view(*chosen.shape, *buffer.shape[3:])
-            buffer[:, :, sinks + hitters : self.used] = newest
+            keep = kernel.keep if kernel.takes_slots(buffer) else _keep
+            keep(buffer, chosen, sinks, recent, used)
         if self.newest is not None:
-            parts = self.newest[:, :, :sinks], self.newest.gather(2, chosen), self.newest[:, :, tail]
+            parts = self.newest[:, :, :sinks], self.newest.gather(2, chosen), self.newest[:, :, used - recent : used]
             self.newest = torch.cat(parts, dim=2)
 
     def state(self) -> dict[str, Tensor]:
@@ -115,6 +111,16 @@ class LayerSlots:
                 raise ValueError
             buffer[:, :, :used] = parts[name]
         self.used = used
+
+
+def _keep(buffer: Tensor, chosen: Tensor, sinks: int, recent: int, used: int) -> None:
+    """`LayerSlots.compact` of one buffer [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
+    batch, kv_heads, hitters = chosen.shape
+    heads = torch.arange(batch * kv_heads, device=chosen.device).view(batch, kv_heads, 1)
+    newest = buffer[:, :, used - recent : used].clone()
+    survivors = buffer.flatten(0, 2).index_select(0, (chosen + heads * buffer.shape[2]).flatten())
+    buffer[:, :, sinks : sinks + hitters] = survivors.view(*chosen.shape, *buffer.shape[3:])
+    buffer[:, :, sinks + hitters : sinks + hitters + recent] = newest
 
 
 _appended = threading.local()
@@ -256,11 +262,16 @@ class SlotCache(FixedCache):
 
     def _evict(self) -> None:
         policy = self.policy
-        for layer, priority in zip(self.slots, self.priorities(), strict=True):
+        ages = [self._middle(layer).source_index for layer in self.slots]
+        chosen: list[Tensor] = []
+        for layers in alike(self.priorities(), ages):
+            priority = torch.cat([each for each, _ in layers])
             if policy.positions == "distance":
-                priority = self.lower_lost(priority, self._middle(layer).source_index, self.tokens, self.chunk)
-            chosen = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
-            layer.compact(policy.sinks, policy.recent, chosen)
+                priority = self.lower_lost(priority, torch.cat([age for _, age in layers]), self.tokens, self.chunk)
+            best = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
+            chosen += best.chunk(len(layers))
+        for layer, kept in zip(self.slots, chosen, strict=True):
+            layer.compact(policy.sinks, policy.recent, kept)
             if layer.used != policy.cache:
                 raise AssertionError(f"{layer.used} slots after an eviction, the budget is {policy.cache}")
         self.evictions += 1

@@ -2,7 +2,8 @@
 
 A norm of `transformers` is seven passes over its input, a gate three, and the rotation by position zero, which changes
 nothing, ten: each becomes one operation of the kernel. In bfloat16 a linear layer lays its weights out anew for every
-product: that is done once, where memory allows. Only modules that give the same as before are touched, each by an
+product: that is done once, where memory allows, and a gate is made of the products with both its weights before they
+are written. Only modules that give the same as before are touched, each by an
 attribute of its own that `off` takes away; the attention of some families comes to be ours in the same way.
 """
 
@@ -23,7 +24,6 @@ from streamh2o.packing import Packed, spare
 
 Forward = Callable[..., Any]
 
-ROWS = 256  # for how many rows of input weights are laid out
 _WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number; bfloat16 has 8 bits
 
 
@@ -36,8 +36,8 @@ class Fused:
     def __init__(self, model: nn.Module) -> None:
         self._forwards: list[tuple[nn.Module, Forward]] = []
         with torch.no_grad():
-            self._forwards += _agreeing(_norms_and_gates(model))
             self._forwards += _agreeing(_linear_layers(model))
+            self._forwards += _agreeing(_norms_and_gates(model, dict(self._forwards)))
         turns_nothing = len(self._forwards) > 0 and _zero_is_identity(model)
         for module in model.modules():
             forward = own_forward(module) or (_unrotated(module) if turns_nothing else None)
@@ -78,12 +78,17 @@ def _agreeing(candidates: Iterator[Candidate]) -> Iterator[tuple[nn.Module, Forw
     for module, forward, alike in candidates:
         if alike not in judged:
             weight = next(module.parameters())
-            x = torch.randn(1, 3, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-            expected, given = module(x).float(), forward(x).float()
-            within = _WITHIN[weight.dtype] * expected.abs().max()
-            judged[alike] = bool((given - expected).abs().max() <= within)
+            x = torch.randn(1, 40, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+            judged[alike] = all(_same(module(rows), forward(rows)) for rows in (x, x[:, :3]))
         if judged[alike]:
             yield module, forward
+
+
+def _same(expected: Tensor, given: Tensor) -> bool:
+    """Whether they differ by rounding only."""
+    return bool(
+        (given.float() - expected.float()).abs().max() <= _WITHIN[expected.dtype] * expected.float().abs().max()
+    )
 
 
 def _own(model: nn.Module) -> Iterator[Any]:
@@ -91,7 +96,8 @@ def _own(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if "forward" not in module.__dict__)
 
 
-def _norms_and_gates(model: nn.Module) -> Iterator[Candidate]:
+def _norms_and_gates(model: nn.Module, made: dict[nn.Module, Forward]) -> Iterator[Candidate]:
+    """made: what stands in for linear layers."""
     for module in _own(model):
         if type(module).__name__.endswith("RMSNorm"):
             weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
@@ -100,7 +106,7 @@ def _norms_and_gates(model: nn.Module) -> Iterator[Candidate]:
         elif all(isinstance(getattr(module, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
             weight = module.gate_proj.weight
             if kernel.takes(weight):
-                yield module, _gated(module), (type(module), type(module.act_fn), weight.shape, weight.dtype)
+                yield module, _gated(module, made), (type(module), type(module.act_fn), weight.shape, weight.dtype)
 
 
 def _norm(module: Any, weight: Tensor, eps: float) -> Forward:
@@ -108,26 +114,28 @@ def _norm(module: Any, weight: Tensor, eps: float) -> Forward:
     return lambda x: kernel.rms_norm(x, weight, eps) if x.dtype == weight.dtype else own(x)
 
 
-def _gated(module: Any) -> Forward:
+def _gated(module: Any, made: dict[nn.Module, Forward]) -> Forward:
     gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+    first, second = made.get(gate), made.get(up)
+    if isinstance(first, _Linear) and isinstance(second, _Linear) and gate.bias is None and up.bias is None:
+        return lambda x: down(kernel.gated_linear(x, first.weight, second.weight, gate.out_features))
     return lambda x: down(kernel.gate(gate(x), up(x)))
 
 
 class _Linear:
-    """A linear layer's product with its weights as oneDNN wants them: the same, but for rounding with some sizes."""
+    """A linear layer's product with its weights as the kernel wants them: the same, but for rounding."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        self._packed = Packed(layer, lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, ROWS))
-        self._bias = layer.bias
+        self._packed = Packed(layer, kernel.pack_linear)
+        self._bias, self._features = layer.bias, layer.out_features
         self.refresh()
 
     def refresh(self) -> None:
         """Lay the weights out again where they have changed."""
-        self._weight = self._packed.weight
+        self.weight = self._packed.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return product
+        return kernel.linear(x, self.weight, self._bias, self._features)
 
 
 def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
@@ -135,14 +143,13 @@ def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
         module
         for module in _own(model)
         if type(module) is nn.Linear and module.weight.dtype == torch.bfloat16 and kernel.takes(module.weight)
+        if module.in_features % 2 == 0 and module.weight.is_contiguous()
+        if module.bias is None or module.bias.dtype == torch.bfloat16
     ]
     if not spare(sum(layer.weight.nbytes for layer in layers)):
         return
     for layer in layers:
-        try:
-            yield layer, _Linear(layer), (layer.weight.shape, layer.bias is None)
-        except (AttributeError, RuntimeError):  # this build of torch has no such product
-            return
+        yield layer, _Linear(layer), (layer.weight.shape, layer.bias is None)
 
 
 def _zero_is_identity(model: nn.Module) -> bool:

@@ -1,53 +1,24 @@
-// For a CPU: attention of a chunk over the cache with column sums, the rotation before it, losses of logits, and what
-// stands between a model's linear layers.
+// For a CPU: attention of a chunk over the cache with column sums, the rotation before it, and losses of logits.
 //
 // Attention takes a block of one head's queries at a time: logits, exponentials, output and sums before the block leaves
 // the core's cache. Products are oneDNN's (brgemm: AMX or AVX-512 where the machine has them), sums and exponentials are
 // float32. What the results mean is said by the plain torch functions that these replace: `attention.attend_and_sum`,
-// `RotaryTable.rotate` and `head.losses`, and for `rms_norm` and `gate` the modules that `fused.py` names.
+// `RotaryTable.rotate` and `head.losses`.
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
-#include <ATen/native/CPUBlas.h>
-#include <ATen/ops/empty.h>
+#include "kernel_math.h"
+
 #include <ATen/ops/zeros.h>
-#include <torch/library.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <tuple>
-#include <vector>
 
 namespace {
 
-using at::Tensor;
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t kLanes = Vec::size();
 constexpr int64_t kKeys = 128;    // keys of one product
 constexpr int64_t kQueries = 64;  // queries of a block
 constexpr int64_t kFew = 4;       // queries that need no blocks
 constexpr int64_t kTogether = 8;  // rows whose sums are made at once
 constexpr int64_t kWords = 512;   // of the vocabulary in one product
 constexpr int64_t kTogetherLogits = 1024;  // logits of a row of the vocabulary taken at once
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// bfloat16 operands of a product have pairs of rows side by side, in four bytes; those of float32 stand alone.
-template <typename T>
-constexpr int64_t kPair = 4 / sizeof(T);
-
-// Keys first .. last of [slots][dim], transposed, to [dim / pair][columns] of four bytes; zeros beyond `slots`.
-void pack_keys(const uint32_t* keys, int64_t stride, int64_t first, int64_t last, int64_t slots, int64_t dim,
-               int64_t columns, uint32_t* packed) {
-  const int64_t end = std::max(first, std::min(last, slots));
-  at::vec::transpose_mxn<float>(reinterpret_cast<const float*>(keys) + first * stride, stride,
-                                reinterpret_cast<float*>(packed) + first, columns, end - first, dim);
-  for (int64_t d = 0; d < dim && end < last; ++d) std::fill(packed + d * columns + end, packed + d * columns + last, 0);
-}
 
 // Values first .. last of [slots][dim], to [last / pair][dim] of four bytes; zeros beyond `slots`.
 void pack_values(const float* values, int64_t stride, int64_t first, int64_t last, int64_t slots, int64_t dim,
@@ -68,49 +39,6 @@ void pack_values(const at::BFloat16* values, int64_t stride, int64_t first, int6
     } else {
       for (int64_t d = 0; d < dim; ++d) row[d] = j < slots ? even[d] : 0;
     }
-  }
-}
-
-// e^x to five decimal places: what is stored in bfloat16 has fewer than three.
-inline Vec power(const Vec& x) {
-#if defined(__AVX512DQ__) && defined(CPU_CAPABILITY_AVX512)
-  const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));  // 2^t = 2^floor(t) 2^f
-  const __m512 f = _mm512_reduce_ps(t, 1);
-  __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(0.013534167f), _mm512_set1_ps(0.052011462f));
-  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.241442756f));
-  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.693003835f));
-  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.000002593f));
-  return _mm512_scalef_ps(p, t);
-#else
-  return x.fexp_u20();
-#endif
-}
-
-// Two vectors in a row as bfloat16.
-inline void store_half(const Vec& x, const Vec& y, at::BFloat16* to) {
-#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
-  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
-#else
-  at::vec::convert_from_float<at::BFloat16>(x, y).store(to);
-#endif
-}
-
-// The largest of n floats, a multiple of four vectors; NaN if one of them is.
-float largest_of(const float* row, int64_t n) {
-  Vec most[4] = {Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity)};
-  for (int64_t j = 0; j < n; j += 4 * kLanes)
-    for (int64_t i = 0; i < 4; ++i) most[i] = at::vec::maximum(most[i], Vec::loadu(row + j + i * kLanes));
-  const auto larger = [](Vec& x, Vec& y) { return at::vec::maximum(x, y); };
-  return at::vec::vec_reduce_all<float>(larger, larger(most[0] = larger(most[0], most[1]), most[2] = larger(most[2], most[3])));
-}
-
-// Numbers as T and back, as where the model's own code would have stored them.
-template <typename T>
-Vec stored(const Vec& x) {
-  if constexpr (std::is_same_v<T, float>) {
-    return x;
-  } else {
-    return std::get<0>(at::vec::convert_to_float<T>(at::vec::convert_from_float<T>(x, x)));
   }
 }
 
@@ -175,7 +103,7 @@ void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const
       const int64_t bh = i / pieces, first = i % pieces * kKeys, b = bh / kv_heads, h = bh % kv_heads;
       const T* k = keys.const_data_ptr<T>() + b * keys.stride(0) + h * keys.stride(1);
       const T* v = values.const_data_ptr<T>() + b * values.stride(0) + h * values.stride(1);
-      pack_keys(reinterpret_cast<const uint32_t*>(k), keys.stride(2) / kPair<T>, first, first + kKeys, slots,
+      pack_rows(reinterpret_cast<const uint32_t*>(k), keys.stride(2) / kPair<T>, first, first + kKeys, slots,
                 dim / kPair<T>, columns, packed_keys.data_ptr<uint32_t>() + bh * dim / kPair<T> * columns);
       pack_values(v, values.stride(2), first, first + kKeys, slots, value_dim,
                   packed_values.data_ptr<T>() + bh * columns * value_dim);
@@ -391,7 +319,7 @@ Tensor losses(const Tensor& logits, const Tensor& targets) {
 // Words i * kWords .. of an output embedding [vocabulary, dim], to [dim / pair][kWords] of four bytes; zeros beyond the last.
 void pack_words(const Tensor& weight, int64_t i, uint32_t* packed) {
   const int64_t dim = weight.size(1) * weight.element_size() / 4, first = i * kWords;
-  pack_keys(static_cast<const uint32_t*>(weight.const_data_ptr()) + first * dim, dim, 0, kWords, weight.size(0) - first,
+  pack_rows(static_cast<const uint32_t*>(weight.const_data_ptr()) + first * dim, dim, 0, kWords, weight.size(0) - first,
             dim, kWords, packed);
 }
 
@@ -469,86 +397,6 @@ Tensor head_losses(const Tensor& hidden, const Tensor& weight, const std::option
   return result;
 }
 
-// x * sigmoid(x) * y
-template <typename T>
-Vec gated(const Vec& x, const Vec& y) {
-  Vec raised;
-  if constexpr (std::is_same_v<T, float>) {
-    raised = x.neg().exp();
-  } else {
-    raised = power(x.neg());
-  }
-  return stored<T>(x / (Vec(1.f) + raised)) * y;
-}
-
-// The same for n numbers, in place of x.
-template <typename T>
-void gate_row(T* x, const T* y, int64_t n) {
-  constexpr int64_t step = at::vec::Vectorized<T>::size();
-  for (int64_t j = 0; j < n; j += step) {
-    const int64_t count = std::min(step, n - j);
-    const auto a = at::vec::Vectorized<T>::loadu(x + j, count), b = at::vec::Vectorized<T>::loadu(y + j, count);
-    if constexpr (std::is_same_v<T, float>) {
-      gated<T>(a, b).store(x + j, count);
-    } else {
-      const auto [a0, a1] = at::vec::convert_to_float<T>(a);
-      const auto [b0, b1] = at::vec::convert_to_float<T>(b);
-      at::vec::convert_from_float<T>(gated<T>(a0, b0), gated<T>(a1, b1)).store(x + j, count);
-    }
-  }
-}
-
-// gate, up [..., n]: silu(gate) * up, in place of gate.
-Tensor gate(Tensor& gate, const Tensor& up) {
-  TORCH_CHECK(gate.is_contiguous() && up.is_contiguous() && gate.sizes() == up.sizes(), "rows must lie in one piece");
-  const int64_t n = gate.size(-1), rows = gate.numel() / n;
-  at::parallel_for(0, rows, kFew, [&](int64_t begin, int64_t end) {
-    const int64_t at = begin * n, count = (end - begin) * n;
-    if (gate.scalar_type() == at::kBFloat16) {
-      gate_row(gate.data_ptr<at::BFloat16>() + at, up.const_data_ptr<at::BFloat16>() + at, count);
-    } else {
-      gate_row(gate.data_ptr<float>() + at, up.const_data_ptr<float>() + at, count);
-    }
-  });
-  return gate;
-}
-
-template <typename T>
-void norm_rows(const T* x, const T* weight, float eps, int64_t n, int64_t begin, int64_t end, T* out) {
-  const int64_t width = padded(n, kLanes);
-  std::vector<float> scale(width), row(width);
-  at::vec::convert(weight, scale.data(), n);
-  for (int64_t r = begin; r < end; ++r) {
-    at::vec::convert(x + r * n, row.data(), n);
-    Vec squares(0.f);
-    for (int64_t j = 0; j < width; j += kLanes) {
-      const Vec a = Vec::loadu(row.data() + j);
-      squares = at::vec::fmadd(a, a, squares);
-    }
-    const float sum = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, squares);
-    const Vec factor(1.f / std::sqrt(sum / n + eps));
-    for (int64_t j = 0; j < width; j += kLanes)
-      (stored<T>(Vec::loadu(row.data() + j) * factor) * Vec::loadu(scale.data() + j)).store(row.data() + j);
-    at::vec::convert(row.data(), out + r * n, n);
-  }
-}
-
-// x [..., n] divided by the root of the mean of its squares, times weight [n].
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  TORCH_CHECK(x.is_contiguous() && weight.is_contiguous(), "rows must lie in one piece");
-  Tensor out = at::empty(x.sizes(), x.options());
-  const int64_t n = x.size(-1);
-  at::parallel_for(0, x.numel() / n, kFew, [&](int64_t begin, int64_t end) {
-    if (x.scalar_type() == at::kBFloat16) {
-      norm_rows(x.const_data_ptr<at::BFloat16>(), weight.const_data_ptr<at::BFloat16>(), eps, n, begin, end,
-                out.data_ptr<at::BFloat16>());
-    } else {
-      norm_rows(x.const_data_ptr<float>(), weight.const_data_ptr<float>(), eps, n, begin, end, out.data_ptr<float>());
-    }
-  });
-  return out;
-}
-
 }  // namespace
 
 TORCH_LIBRARY(streamh2o, library) {
@@ -558,8 +406,6 @@ TORCH_LIBRARY(streamh2o, library) {
   library.def("losses(Tensor logits, Tensor targets) -> Tensor");
   library.def("pack_head(Tensor weight) -> Tensor");
   library.def("head_losses(Tensor hidden, Tensor weight, Tensor? packed, Tensor targets) -> Tensor");
-  library.def("gate(Tensor(a!) gate, Tensor up) -> Tensor(a!)");
-  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
@@ -568,6 +414,4 @@ TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
   library.impl("losses", losses);
   library.impl("pack_head", pack_head);
   library.impl("head_losses", head_losses);
-  library.impl("gate", gate);
-  library.impl("rms_norm", rms_norm);
 }

@@ -1,4 +1,4 @@
-"""The compiled path, chosen at the start of a run: on CPUs built from kernel.cpp, once, on GPUs made by Triton."""
+"""The compiled path, chosen at the start of a run: on CPUs built from kernel*.cpp, once, on GPUs made by Triton."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from streamh2o.gguf_cache import cache_home
 
 KERNELS = ("auto", "torch", "compiled")
 CPU = torch.device("cpu")
-SOURCE = Path(__file__).with_name("kernel.cpp")
+SOURCES = sorted(Path(__file__).parent.glob("kernel*.cpp"))
+HEADER = Path(__file__).with_name("kernel_math.h")
 _WITHIN = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # how close to plain torch's float32
 
 _types: frozenset[torch.dtype] = frozenset()  # what the kernel that is in use computes; empty: it is not
@@ -60,6 +62,11 @@ def chosen() -> str:
 def takes(x: Tensor) -> bool:
     """Whether the kernel for CPUs is in use, and `rotate` and `losses` are for tensors such as `x`."""
     return x.dtype in _types and x.device.type == "cpu" == _place
+
+
+def takes_slots(buffer: Tensor) -> bool:
+    """Whether the kernel for CPUs is in use, and `keep` is for this buffer."""
+    return bool(_types) and buffer.device.type == "cpu" == _place
 
 
 def takes_queries(query: Tensor) -> bool:
@@ -115,6 +122,29 @@ def gate(gate: Tensor, up: Tensor) -> Tensor:
     return gated
 
 
+def pack_linear(weight: Tensor) -> Tensor:
+    """Weights [features, dim] of a linear layer for `linear`, bfloat16, in as many bytes and up to 63 features more."""
+    packed: Tensor = torch.ops.streamh2o.pack_linear(weight)
+    return packed
+
+
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, features: int) -> Tensor:
+    """x [..., dim] times the transpose of a weight [features, dim] that `pack_linear` gave, plus bias [features]."""
+    product: Tensor = torch.ops.streamh2o.linear(x.contiguous(), packed, bias, features)
+    return product
+
+
+def gated_linear(x: Tensor, gate: Tensor, up: Tensor, features: int) -> Tensor:
+    """silu(x times gate) * (x times up) [..., features], of two weights that `pack_linear` gave."""
+    product: Tensor = torch.ops.streamh2o.gated_linear(x.contiguous(), gate, up, features)
+    return product
+
+
+def keep(buffer: Tensor, chosen: Tensor, sinks: int, recent: int, used: int) -> None:
+    """See `cache.LayerSlots.compact`: one buffer [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
+    torch.ops.streamh2o.keep(buffer, chosen, sinks, recent, used)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., n] divided by the root of the mean of its squares and `eps`, times weight [n]."""
     normed: Tensor = torch.ops.streamh2o.rms_norm(x.contiguous(), weight, eps)
@@ -138,13 +168,13 @@ def _load(tell: Callable[[str], None]) -> None:
 def _fingerprint() -> str:
     """Of all that the built file depends on: source, torch, compiler and its options, and the processor."""
     processor = re.findall(r"^(?:model name|flags)\s*:.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[:2]
-    options = [part.replace(str(SOURCE.parent), "") for part in _command()]
-    parts = [SOURCE.read_text(), torch.__version__, *options, *processor]
+    options = [part.replace(str(HEADER.parent), "") for part in [*_compiler(), *_libraries()]]
+    parts = [*(source.read_text() for source in [HEADER, *SOURCES]), torch.__version__, *options, *processor]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _command() -> list[str]:
-    """How to compile, less the output. Raises UserError where this machine is not one for it."""
+def _compiler() -> list[str]:
+    """How to compile, less sources and output. Raises UserError where this machine is not one for it."""
     capability = torch.backends.cpu.get_cpu_capability()
     if not capability.startswith("AVX") or platform.system() != "Linux":
         raise UserError(f"it is for Linux with AVX2 or AVX-512, and this is {platform.system()} ({capability}).")
@@ -156,13 +186,16 @@ def _command() -> list[str]:
     vectors = "AVX512" if "AVX512" in capability else "AVX2"
     return [
         compiler,
-        *("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-w"),
+        *("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-w"),
         *(f"-DCPU_CAPABILITY={vectors}", f"-DCPU_CAPABILITY_{vectors}"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *("-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")),
-        str(SOURCE),
-        *(f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"),
     ]
+
+
+def _libraries() -> list[str]:
+    """What the compiled sources are linked with."""
+    return ["-shared", "-fopenmp", f"-L{Path(torch.__file__).parent / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
 
 
 def _build(library: Path) -> None:
@@ -171,13 +204,29 @@ def _build(library: Path) -> None:
         library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
-            done = subprocess.run([*_command(), "-o", str(made)], capture_output=True, text=True, check=False)
-            if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-                raise UserError(f"the compiler failed on {SOURCE.name}: {lines[0][:200]}")
+            objects = [str(Path(folder) / f"{source.stem}.o") for source in SOURCES]
+            command = _compiler()
+            with ThreadPoolExecutor(os.cpu_count()) as several:
+                compiling = [
+                    [*command, "-c", str(source), "-o", out] for source, out in zip(SOURCES, objects, strict=True)
+                ]
+                for source, error in zip(SOURCES, several.map(_complaint, compiling), strict=True):
+                    if error is not None:
+                        raise UserError(f"the compiler failed on {source.name}: {error}")
+            if error := _complaint([command[0], *objects, *_libraries(), "-o", str(made)]):
+                raise UserError(f"the compiler failed to link it: {error}")
             made.replace(library)
     except OSError as error:
         raise UserError(f"it can't be built in {library.parent}: {error.strerror or error}.") from None
+
+
+def _complaint(command: list[str]) -> str | None:
+    """Run a compiler's command; its first error, None where there was none."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+    return lines[0][:200]
 
 
 def _agrees(dtype: torch.dtype, device: torch.device) -> bool:

@@ -1,0 +1,83 @@
+// What the files of the kernel share: vectors of floats, exponentials, and numbers as they are stored.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using Vec = at::vec::Vectorized<float>;
+constexpr int64_t kLanes = Vec::size();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// bfloat16 operands of a product have pairs of rows side by side, in four bytes; those of float32 stand alone.
+template <typename T>
+constexpr int64_t kPair = 4 / sizeof(T);
+
+// Rows first .. last of [rows][dim], transposed, to [dim][columns], numbers of four bytes; zeros beyond `rows`.
+inline void pack_rows(const uint32_t* from, int64_t stride, int64_t first, int64_t last, int64_t rows, int64_t dim,
+                      int64_t columns, uint32_t* packed) {
+  const int64_t end = std::max(first, std::min(last, rows));
+  at::vec::transpose_mxn<float>(reinterpret_cast<const float*>(from) + first * stride, stride,
+                                reinterpret_cast<float*>(packed) + first, columns, end - first, dim);
+  for (int64_t d = 0; d < dim && end < last; ++d) std::fill(packed + d * columns + end, packed + d * columns + last, 0);
+}
+
+// e^x to five decimal places: what is stored in bfloat16 has fewer than three.
+inline Vec power(const Vec& x) {
+#if defined(__AVX512DQ__) && defined(CPU_CAPABILITY_AVX512)
+  const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));  // 2^t = 2^floor(t) 2^f
+  const __m512 f = _mm512_reduce_ps(t, 1);
+  __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(0.013534167f), _mm512_set1_ps(0.052011462f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.241442756f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.693003835f));
+  p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.000002593f));
+  return _mm512_scalef_ps(p, t);
+#else
+  return x.fexp_u20();
+#endif
+}
+
+// Two vectors in a row as bfloat16.
+inline void store_half(const Vec& x, const Vec& y, at::BFloat16* to) {
+#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+#else
+  at::vec::convert_from_float<at::BFloat16>(x, y).store(to);
+#endif
+}
+
+// The largest of n floats, a multiple of four vectors; NaN if one of them is.
+inline float largest_of(const float* row, int64_t n) {
+  Vec most[4] = {Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity)};
+  for (int64_t j = 0; j < n; j += 4 * kLanes)
+    for (int64_t i = 0; i < 4; ++i) most[i] = at::vec::maximum(most[i], Vec::loadu(row + j + i * kLanes));
+  const auto larger = [](Vec& x, Vec& y) { return at::vec::maximum(x, y); };
+  return at::vec::vec_reduce_all<float>(larger, larger(most[0] = larger(most[0], most[1]), most[2] = larger(most[2], most[3])));
+}
+
+// Numbers as T and back, as where the model's own code would have stored them.
+template <typename T>
+inline Vec stored(const Vec& x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return std::get<0>(at::vec::convert_to_float<T>(at::vec::convert_from_float<T>(x, x)));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,90 @@
+"""The compiled kernel's linear layers, gates and moving of slots against plain torch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamh2o import cache, kernel
+
+pytestmark = pytest.mark.usefixtures("built")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 300),
+    features=st.one_of(st.integers(1, 200), st.sampled_from([96, 192, 576])),
+    half_size=st.integers(1, 100),
+    biased=st.booleans(),
+    threads=st.sampled_from([1, 3]),
+    seed=st.integers(0, 99),
+)
+def test_a_linear_layer_equals_that_of_plain_torch(count, features, half_size, biased, threads, seed):
+    kernel.choose("compiled")
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = (torch.randn(n, 2 * half_size, generator=generator).bfloat16() for n in (count, features))
+    bias = torch.randn(features, generator=generator).bfloat16() if biased else None
+    exact = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    torch.set_num_threads(threads)
+    try:
+        found = kernel.linear(x[None], kernel.pack_linear(weight), bias, features)
+    finally:
+        torch.set_num_threads(1)
+    assert found.shape == (1, count, features)
+    assert torch.allclose(found[0].float(), exact, rtol=2**-8, atol=1e-4 * half_size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 150),
+    features=st.one_of(st.integers(1, 200), st.sampled_from([96, 192])),
+    half_size=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_a_gate_of_two_linear_layers_equals_them_one_by_one(count, features, half_size, seed):
+    kernel.choose("compiled")
+    generator = torch.Generator().manual_seed(seed)
+    x, *weights = (torch.randn(n, 2 * half_size, generator=generator).bfloat16() for n in (count, features, features))
+    packed = [kernel.pack_linear(weight / half_size**0.5) for weight in weights]
+    expected = kernel.gate(*(kernel.linear(x, each, None, features) for each in packed))
+    assert torch.equal(kernel.gated_linear(x, *packed, features), expected)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_a_row_that_is_no_number_stays_alone(count):
+    kernel.choose("compiled")
+    x, weight = torch.randn(count, 64).bfloat16(), torch.randn(100, 64).bfloat16()
+    x[1, 5] = float("nan")
+    found = kernel.linear(x, kernel.pack_linear(weight), None, 100)
+    assert found[1].isnan().all()
+    assert found[[i for i in range(count) if i != 1]].isfinite().all()
+
+
+def test_an_input_of_another_number_format_is_not_misread():
+    kernel.choose("compiled")
+    packed = kernel.pack_linear(torch.randn(8, 4).bfloat16())
+    with pytest.raises(RuntimeError, match="must be bfloat16"):
+        kernel.linear(torch.randn(2, 4), packed, None, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    parts=st.tuples(*[st.integers(0, 6)] * 5),
+    dim=st.sampled_from([(), (1,), (5,)]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.int64]),
+    seed=st.integers(0, 99),
+)
+def test_slots_that_stay_are_moved_as_by_plain_torch(shape, parts, dim, dtype, seed):
+    kernel.choose("compiled")
+    sinks, hitters, others, recent, room = parts
+    generator = torch.Generator().manual_seed(seed)
+    used = sinks + hitters + others + recent
+    buffer = torch.randint(0, 1000, (*shape, used + room, *dim), generator=generator).to(dtype)
+    chosen = torch.rand(*shape, hitters + others, generator=generator).topk(hitters).indices.sort().values + sinks
+    expected = buffer.clone()
+    cache._keep(expected, chosen, sinks, recent, used)
+    kernel.keep(buffer, chosen, sinks, recent, used)
+    kept = sinks + hitters + recent
+    assert torch.equal(buffer[:, :, :kept], expected[:, :, :kept])
+    assert torch.equal(buffer[:, :, used:], expected[:, :, used:])
