@@ -13,7 +13,8 @@
 
 namespace {
 
-constexpr int64_t kKeys = 128;    // keys of one product
+constexpr int64_t kKeys = 128;    // keys of one product, where there are not as many as
+constexpr int64_t kManyKeys = 512;
 constexpr int64_t kQueries = 64;  // queries of a block
 constexpr int64_t kFew = 4;       // queries that need no blocks
 constexpr int64_t kTogether = 8;  // rows whose sums are made at once
@@ -50,13 +51,13 @@ float raise(float* row, T* raised, int64_t seen, int64_t n) {
   const float largest = largest_of(row, n);
   Vec total(0.f), other(0.f);
   for (int64_t j = 0; j < n; j += 2 * kLanes) {
-    Vec x = Vec::loadu(row + j) - Vec(largest), y = Vec::loadu(row + j + kLanes) - Vec(largest);
+    Vec x = Vec::loadu(row + j), y = Vec::loadu(row + j + kLanes);
     if constexpr (std::is_same_v<T, float>) {
-      x = x.exp();
-      y = y.exp();
+      x = (x - Vec(largest)).exp();
+      y = (y - Vec(largest)).exp();
     } else {
-      x = power(x);
-      y = power(y);
+      x = power(x, Vec(largest));
+      y = power(y, Vec(largest));
       store_half(x, y, raised + j);
     }
     x.store(row + j);
@@ -114,8 +115,9 @@ void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const
   const Tensor received = at::zeros({weights ? threads : 0, batch * kv_heads, reached}, keys.options().dtype(at::kFloat));
   float* const received_data = received.data_ptr<float>();
   at::parallel_for(0, batch * heads * blocks, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> logits(kQueries * columns), sum(kQueries * value_dim), total(kQueries);
-    std::vector<T> raised(std::is_same_v<T, float> ? 0 : kQueries * columns);
+    float* const logits = room<float, 0>(kQueries * columns);
+    T* const raised = std::is_same_v<T, float> ? nullptr : room<T, 1>(kQueries * columns);
+    std::vector<float> sum(kQueries * value_dim), total(kQueries);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t bh = i / blocks, b = bh / heads, h = bh % heads, kv = b * kv_heads + h / group;
       const int64_t start = i % blocks * kQueries, rows = std::min(kQueries, chunk - start);
@@ -123,21 +125,25 @@ void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const
       const T* q = query.const_data_ptr<T>() + b * query.stride(0) + h * query.stride(1) + start * query.stride(2);
       const T* k = reinterpret_cast<const T*>(packed_keys.const_data_ptr<uint32_t>()) + kv * dim * columns;
       const T* v = packed_values.const_data_ptr<T>() + kv * columns * value_dim;
-      for (int64_t j = 0; j < used; j += kKeys)
-        at::native::cpublas::brgemm(rows, kKeys, dim, query.stride(2), columns, columns, false, q,
-                                    k + j * kPair<T>, logits.data() + j, kPair<T> == 2);
+      for (int64_t j = 0, n; j < used; j += n) {
+        n = used - j >= kManyKeys ? kManyKeys : kKeys;
+        at::native::cpublas::brgemm(rows, n, dim, query.stride(2), columns, columns, false, q, k + j * kPair<T>,
+                                    logits + j, kPair<T> == 2);
+      }
       for (int64_t r = 0; r < rows; ++r)
-        total[r] = raise(logits.data() + r * columns, raised.data() + (raised.empty() ? 0 : r * columns),
+        total[r] = raise(logits + r * columns, raised + (raised ? r * columns : 0),
                          past + start + r + 1, used);
       const T* probabilities;
       if constexpr (std::is_same_v<T, float>) {
-        probabilities = logits.data();
+        probabilities = logits;
       } else {
-        probabilities = raised.data();
+        probabilities = raised;
       }
-      for (int64_t j = 0; j < used; j += kKeys)
-        at::native::cpublas::brgemm(rows, value_dim, kKeys, columns, value_dim, value_dim, j > 0, probabilities + j,
+      for (int64_t j = 0, n; j < used; j += n) {
+        n = used - j >= kManyKeys ? kManyKeys : kKeys;
+        at::native::cpublas::brgemm(rows, value_dim, n, columns, value_dim, value_dim, j > 0, probabilities + j,
                                     v + j * value_dim, sum.data(), kPair<T> == 2);
+      }
       T* out = output.data_ptr<T>() + ((b * heads + h) * chunk + start) * value_dim;
       for (int64_t r = 0; r < rows; ++r) {
         const float scale = 1.f / total[r];
@@ -146,7 +152,7 @@ void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const
       if (!weights) continue;
       float* const mine = received_data + (at::get_thread_num() * batch * kv_heads + kv) * reached;
       for (int64_t r = 0; r < rows; r += kTogether)
-        receive(logits.data() + r * columns, columns, weights + start + r, total.data() + r,
+        receive(logits + r * columns, columns, weights + start + r, total.data() + r,
                 std::min(kTogether, rows - r), past + start + r + 1 - far, reached, mine);
     }
     at::native::cpublas::brgemm_release(kPair<T> == 2);
@@ -365,8 +371,8 @@ void head_losses_of(const Tensor& hidden, const Tensor& weight, const std::optio
           const float peak = std::max(largest_of(row, kWords), most[at]);  // NaN where a logit is
           Vec part(0.f);
           for (int64_t j = 0; j < kWords; j += kLanes) {
-            const Vec below = Vec::loadu(row + j) - Vec(peak);
-            part = part + (std::is_same_v<T, float> ? below.exp_u20() : power(below));
+            const Vec x = Vec::loadu(row + j);
+            part = part + (std::is_same_v<T, float> ? (x - Vec(peak)).exp_u20() : power(x, Vec(peak)));
           }
           total[at] = total[at] * std::exp(most[at] - peak) +
                       at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, part);

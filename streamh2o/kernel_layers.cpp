@@ -116,7 +116,7 @@ Vec gated(const Vec& x, const Vec& y) {
   if constexpr (std::is_same_v<T, float>) {
     raised = x.neg().exp();
   } else {
-    raised = power(x.neg());
+    raised = power(x.neg(), Vec(0.f));
   }
   return stored<T>(x / (Vec(1.f) + raised)) * y;
 }

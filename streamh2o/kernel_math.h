@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 namespace {
@@ -28,6 +29,20 @@ inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 template <typename T>
 constexpr int64_t kPair = 4 / sizeof(T);
 
+// Room for n numbers that stays with the thread: what is given back to the system each time has to be cleared each time.
+// `use` tells rooms of one type apart.
+template <typename T, int use>
+inline T* room(int64_t n) {
+  thread_local std::unique_ptr<T[]> kept;
+  thread_local int64_t size = 0;
+  if (size < n) {
+    kept.reset();
+    kept = std::make_unique_for_overwrite<T[]>(n);
+    size = n;
+  }
+  return kept.get();
+}
+
 // Rows first .. last of [rows][dim], transposed, to [dim][columns], numbers of four bytes; zeros beyond `rows`.
 inline void pack_rows(const uint32_t* from, int64_t stride, int64_t first, int64_t last, int64_t rows, int64_t dim,
                       int64_t columns, uint32_t* packed) {
@@ -37,10 +52,15 @@ inline void pack_rows(const uint32_t* from, int64_t stride, int64_t first, int64
   for (int64_t d = 0; d < dim && end < last; ++d) std::fill(packed + d * columns + end, packed + d * columns + last, 0);
 }
 
-// e^x to five decimal places: what is stored in bfloat16 has fewer than three.
-inline Vec power(const Vec& x) {
 #if defined(__AVX512DQ__) && defined(CPU_CAPABILITY_AVX512)
-  const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));  // 2^t = 2^floor(t) 2^f
+#define STREAMH2O_AVX512 1
+#endif
+
+// e^(x - most) to five decimal places: what is stored in bfloat16 has fewer than three. NaN stays NaN.
+inline Vec power(const Vec& x, const Vec& most) {
+#ifdef STREAMH2O_AVX512
+  const __m512 log2e = _mm512_set1_ps(1.44269504f);  // 2^t = 2^floor(t) 2^f
+  const __m512 t = _mm512_fmsub_ps(x, log2e, _mm512_mul_ps(most, log2e));
   const __m512 f = _mm512_reduce_ps(t, 1);
   __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(0.013534167f), _mm512_set1_ps(0.052011462f));
   p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(0.241442756f));
@@ -48,7 +68,7 @@ inline Vec power(const Vec& x) {
   p = _mm512_fmadd_ps(f, p, _mm512_set1_ps(1.000002593f));
   return _mm512_scalef_ps(p, t);
 #else
-  return x.fexp_u20();
+  return (x - most).fexp_u20();
 #endif
 }
 
@@ -61,8 +81,15 @@ inline void store_half(const Vec& x, const Vec& y, at::BFloat16* to) {
 #endif
 }
 
-// The largest of n floats, a multiple of four vectors; NaN if one of them is.
+// The largest of n floats, a multiple of four vectors. NaN if one of them is, where powers don't tell of it.
 inline float largest_of(const float* row, int64_t n) {
+#ifdef STREAMH2O_AVX512
+  __m512 largest[4];
+  for (int64_t i = 0; i < 4; ++i) largest[i] = _mm512_set1_ps(kMinusInfinity);
+  for (int64_t j = 0; j < n; j += 4 * kLanes)
+    for (int64_t i = 0; i < 4; ++i) largest[i] = _mm512_max_ps(_mm512_loadu_ps(row + j + i * kLanes), largest[i]);
+  return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3])));
+#endif
   Vec most[4] = {Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity), Vec(kMinusInfinity)};
   for (int64_t j = 0; j < n; j += 4 * kLanes)
     for (int64_t i = 0; i < 4; ++i) most[i] = at::vec::maximum(most[i], Vec::loadu(row + j + i * kLanes));
