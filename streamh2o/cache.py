@@ -59,11 +59,13 @@ class LayerSlots:
         start, end = self.used, self.used + key.shape[2]
         if end > self.capacity:
             self._grow(end)
+        self.used = end
+        if kernel.takes_slots(self.keys):
+            return kernel.append(self.keys, self.values, self.scores, self.source_index, key, value, start, first)
         self.keys[:, :, start:end] = key
         self.values[:, :, start:end] = value
         self.scores[:, :, start:end] = 0
         self.source_index[:, :, start:end] = torch.arange(first, first + end - start, device=key.device)
-        self.used = end
 
     def set_back(self, used: int) -> None:
         """Forget the slots after the first `used`."""

@@ -244,41 +244,66 @@ void turn(const float* __restrict x, const float* __restrict cos, const float* _
   }
 }
 
+// Consecutive slots: those before `end` that no run before has.
+struct Run {
+  int64_t end, shift;  // slot j is at position j + shift, unless
+  const int64_t* own;  // each has its own: of slot j, head h and batch b at own[b * of_batch + h * of_head + j * of_slot]
+  int64_t of_batch, of_head, of_slot;
+};
+
 template <typename T, bool interleaved>
-void rotate_rows(const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin, float scale,
+void rotate_rows(const Tensor& x, const std::vector<Run>& runs, const Tensor& cos, const Tensor& sin, float scale,
                  Tensor& out) {
   const int64_t heads = x.size(1), n = x.size(2), dim = x.size(3), half = cos.size(1);
   const int64_t batch_stride = x.stride(0), head_stride = x.stride(1), stride = x.stride(2);
-  const int64_t of_batch = positions.size(0) == 1 ? 0 : positions.stride(0);
-  const int64_t of_head = positions.size(1) == 1 ? 0 : positions.stride(1), of_slot = positions.stride(2);
+  const int64_t parts = (n + kQueries - 1) / kQueries;
   const T* const rows = x.const_data_ptr<T>();
-  const int64_t* const places = positions.const_data_ptr<int64_t>();
   const float *const cosines = cos.const_data_ptr<float>(), *const sines = sin.const_data_ptr<float>();
   T* const results = out.data_ptr<T>();
-  at::parallel_for(0, x.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> from(dim), to(dim);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t b = i / heads, h = i % heads;
-      for (int64_t j = 0; j < n; ++j) {
-        const int64_t at = places[b * of_batch + h * of_head + j * of_slot] * half;
+      const int64_t b = i / parts / heads, h = i / parts % heads, first = i % parts * kQueries;
+      const Run* run = runs.data();
+      for (int64_t j = first; j < std::min(n, first + kQueries); ++j) {
+        while (run->end <= j) ++run;
+        const int64_t at = run->own ? run->own[b * run->of_batch + h * run->of_head + j * run->of_slot] : j + run->shift;
         at::vec::convert(rows + b * batch_stride + h * head_stride + j * stride, from.data(), dim);
-        turn<interleaved>(from.data(), cosines + at, sines + at, half, scale, to.data());
+        turn<interleaved>(from.data(), cosines + at * half, sines + at * half, half, scale, to.data());
         for (int64_t d = 2 * half; d < dim; ++d) to[d] = from[d] * scale;
-        at::vec::convert(to.data(), results + (i * n + j) * dim, dim);
+        at::vec::convert(to.data(), results + ((b * heads + h) * n + j) * dim, dim);
       }
     }
   });
 }
 
-// x [batch, heads, n, dim] at `positions` [batch or 1, heads or 1, n]; cos, sin [positions, rotary dim / 2] float32.
-Tensor rotate(const Tensor& x, const Tensor& positions, const Tensor& cos, const Tensor& sin, double scale,
-              bool interleaved) {
+// x [batch, heads, n, dim], rotated: run r of its slots ends before ends[r]; its first is at position firsts[r], the
+// others follow; or each has its own, and firsts[r] is -1, as the next of `own` [batch or 1, heads or 1, n of the run]
+// says. cos, sin [positions, rotary dim / 2] float32.
+Tensor rotate(const Tensor& x, at::IntArrayRef ends, at::IntArrayRef firsts, at::TensorList own, const Tensor& cos,
+              const Tensor& sin, double scale, bool interleaved) {
   TORCH_CHECK(x.stride(3) == 1 && cos.is_contiguous() && sin.is_contiguous(), "rows must lie in one piece");
+  TORCH_CHECK(ends.size() == firsts.size() && !ends.empty() && ends.back() == x.size(2), "the runs must cover all slots");
+  std::vector<Run> runs;
+  size_t next = 0;
+  for (size_t r = 0; r < ends.size(); ++r) {
+    const int64_t start = r ? ends[r - 1] : 0;
+    if (firsts[r] >= 0) {
+      TORCH_CHECK(firsts[r] + ends[r] - start <= cos.size(0), "there is no such position");
+      runs.push_back({ends[r], firsts[r] - start, nullptr, 0, 0, 0});
+      continue;
+    }
+    const Tensor& places = own[next++];
+    TORCH_CHECK(places.size(2) == ends[r] - start, "each slot of a run must have a position");
+    const int64_t of_batch = places.size(0) == 1 ? 0 : places.stride(0), of_head = places.size(1) == 1 ? 0 : places.stride(1);
+    runs.push_back({ends[r], 0, places.const_data_ptr<int64_t>() - start * places.stride(2), of_batch, of_head,
+                    places.stride(2)});
+  }
   Tensor out = at::empty(x.sizes(), x.options());
   const bool half_precision = x.scalar_type() == at::kBFloat16;
   const auto rows = half_precision ? (interleaved ? rotate_rows<at::BFloat16, true> : rotate_rows<at::BFloat16, false>)
                                    : (interleaved ? rotate_rows<float, true> : rotate_rows<float, false>);
-  rows(x, positions, cos, sin, scale, out);
+  rows(x, runs, cos, sin, scale, out);
   return out;
 }
 
@@ -408,7 +433,8 @@ Tensor head_losses(const Tensor& hidden, const Tensor& weight, const std::option
 TORCH_LIBRARY(streamh2o, library) {
   library.def("attend_and_sum(Tensor query, Tensor keys, Tensor values, Tensor? weights, int far) -> (Tensor, Tensor)");
   library.def(
-      "rotate(Tensor x, Tensor positions, Tensor cos, Tensor sin, float scale, bool interleaved) -> Tensor");
+      "rotate(Tensor x, int[] ends, int[] firsts, Tensor[] own, Tensor cos, Tensor sin, float scale, bool interleaved) "
+      "-> Tensor");
   library.def("losses(Tensor logits, Tensor targets) -> Tensor");
   library.def("pack_head(Tensor weight) -> Tensor");
   library.def("head_losses(Tensor hidden, Tensor weight, Tensor? packed, Tensor targets) -> Tensor");

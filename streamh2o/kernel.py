@@ -9,10 +9,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from streamh2o.gguf_cache import cache_home
 
 KERNELS = ("auto", "torch", "compiled")
 CPU = torch.device("cpu")
+Runs = Sequence[tuple[int, int, Any]]
 SOURCES = sorted(Path(__file__).parent.glob("kernel*.cpp"))
 HEADER = Path(__file__).with_name("kernel_math.h")
 _WITHIN = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # how close to plain torch's float32
@@ -64,6 +66,20 @@ def takes(x: Tensor) -> bool:
     return x.dtype in _types and x.device.type == "cpu" == _place
 
 
+def append(
+    keys: Tensor,
+    values: Tensor,
+    scores: Tensor,
+    source_index: Tensor,
+    key: Tensor,
+    value: Tensor,
+    used: int,
+    first: int,
+) -> None:
+    """See `cache.LayerSlots.append`: its buffers, new keys and values, where in those and in the stream they begin."""
+    torch.ops.streamh2o.append(keys, values, scores, source_index, key, value, used, first)
+
+
 def takes_slots(buffer: Tensor) -> bool:
     """Whether the kernel for CPUs is in use, and `keep` is for this buffer."""
     return bool(_types) and buffer.device.type == "cpu" == _place
@@ -89,9 +105,15 @@ def attend_and_sum(
     return output, None if weights is None else sums
 
 
-def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, scale: float, interleaved: bool) -> Tensor:
-    """A rotated copy of x [batch, heads, n, head_dim] at `positions` [batch or 1, heads or 1, n], times `scale`."""
-    rotated: Tensor = torch.ops.streamh2o.rotate(x, positions, cos, sin, scale, interleaved)
+def rotate(x: Tensor, runs: Runs, cos: Tensor, sin: Tensor, scale: float, interleaved: bool) -> Tensor:
+    """A rotated copy of x [batch, heads, n, head_dim], times `scale`.
+
+    runs: as of `positions.in_cache_positions`, tensors being [batch or 1, heads or 1, end - start].
+    """
+    ends = [end for _, end, _ in runs]
+    firsts = [at if isinstance(at, int) else -1 for _, _, at in runs]
+    own = [at for _, _, at in runs if not isinstance(at, int)]
+    rotated: Tensor = torch.ops.streamh2o.rotate(x, ends, firsts, own, cos, sin, scale, interleaved)
     return rotated
 
 

@@ -24,10 +24,45 @@ void keep(Tensor& buffer, const Tensor& chosen, int64_t sinks, int64_t recent, i
   });
 }
 
+// Copy `rows` [batch, kv_heads, n, dim] behind the first `used` slots of `buffer`.
+void add(Tensor& buffer, const Tensor& rows, int64_t used) {
+  TORCH_CHECK(buffer.is_contiguous() && rows.stride(3) == 1, "rows must lie in one piece");
+  TORCH_CHECK(buffer.scalar_type() == rows.scalar_type() && buffer.size(3) == rows.size(3), "slots must be of one kind");
+  const int64_t heads = rows.size(1), n = rows.size(2), capacity = buffer.size(2);
+  const int64_t bytes = rows.size(3) * rows.element_size();
+  for (int64_t h = 0; h < rows.size(0) * heads; ++h)
+    for (int64_t j = 0; j < n; ++j)
+      std::memcpy(static_cast<char*>(buffer.data_ptr()) + (h * capacity + used + j) * bytes,
+                  static_cast<const char*>(rows.const_data_ptr()) +
+                      (h / heads * rows.stride(0) + h % heads * rows.stride(1) + j * rows.stride(2)) * rows.element_size(),
+                  bytes);
+}
+
+// Behind the first `used` slots of the buffers [batch, kv_heads, capacity, ...], the keys and values [batch, kv_heads, n,
+// dim] of the tokens `first` .. of the stream, with scores of zero.
+void append(Tensor& keys, Tensor& values, Tensor& scores, Tensor& source_index, const Tensor& key, const Tensor& value,
+            int64_t used, int64_t first) {
+  const int64_t n = key.size(2), capacity = keys.size(2);
+  TORCH_CHECK(used + n <= capacity && scores.is_contiguous() && source_index.is_contiguous(), "there is no room");
+  TORCH_CHECK(key.sizes().slice(0, 2) == keys.sizes().slice(0, 2) && value.size(2) == n, "heads must be the same");
+  add(keys, key, used);
+  add(values, value, used);
+  for (int64_t h = 0; h < keys.size(0) * keys.size(1); ++h) {
+    std::fill_n(scores.data_ptr<float>() + h * capacity + used, n, 0.f);
+    for (int64_t j = 0; j < n; ++j) source_index.data_ptr<int64_t>()[h * capacity + used + j] = first + j;
+  }
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(streamh2o, library) {
+  library.def(
+      "append(Tensor(a!) keys, Tensor(b!) values, Tensor(c!) scores, Tensor(d!) source_index, Tensor key, Tensor value, "
+      "int used, int first) -> ()");
   library.def("keep(Tensor(a!) buffer, Tensor chosen, int sinks, int recent, int used) -> ()");
 }
 
-TORCH_LIBRARY_IMPL(streamh2o, CPU, library) { library.impl("keep", keep); }
+TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
+  library.impl("append", append);
+  library.impl("keep", keep);
+}

@@ -89,14 +89,14 @@ def rotated(
     first, runs = in_cache_positions(cache, layer, chunk)
     newest: Any = slice(first, first + chunk)
     if branches is not None:
-        newest = first + branches.offsets
+        newest = (first + branches.offsets).view(1, 1, -1)
         start, end, position = runs[-1]
         runs[-1:] = [(start, end - chunk, position), (end - chunk, end, newest)]
     if kernel.takes(query) and isinstance(table, RotaryTable):
-        own = torch.arange(first, first + chunk, device=query.device) if branches is None else newest
+        own = [(0, chunk, first if branches is None else newest)]
         style = table.style == "interleaved"
-        queries = kernel.rotate(query, own.view(1, 1, -1), table.cos, table.sin, scaling, style)
-        return queries, kernel.rotate(layer.valid()[0], _spread(layer, runs), table.cos, table.sin, 1.0, style)
+        queries = kernel.rotate(query, own, table.cos, table.sin, scaling, style)
+        return queries, kernel.rotate(layer.valid()[0], runs, table.cos, table.sin, 1.0, style)
     queries = table.place_queries(query, newest, scaling)
     parts, keys = [], layer.valid()[0]
     for start, end, position in runs:

@@ -102,8 +102,24 @@ def test_rotation_equals_that_of_the_table(heads, n, half, rest, style, own, see
     x = rows(generator, 2, heads, n, 2 * half + rest)
     positions = torch.randint(0, 64, (2, heads, n) if own else (1, 1, n), generator=generator)
     expected = table.rotate(x, table.cos[positions], table.sin[positions], 0.7)
-    found = kernel.rotate(x, positions, table.cos, table.sin, 0.7, style == "interleaved")
+    found = kernel.rotate(x, [(0, n, positions)], table.cos, table.sin, 0.7, style == "interleaved")
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_slots_rotate_by_runs(compiled):
+    angles = torch.arange(99)[:, None] * torch.rand(4)
+    table = RotaryTable(angles.cos(), angles.sin())
+    x, own = torch.randn(2, 3, 200, 8), torch.randint(0, 99, (2, 3, 70))
+    runs = [(0, 4, 20), (4, 74, own), (74, 80, own[:1, :1, :6]), (80, 110, 50), (110, 110, 5), (110, 200, 7)]
+    expected = [table.place_keys(x[:, :, start:end], _where(at, end - start)) for start, end, at in runs]
+    found = kernel.rotate(x, runs, table.cos, table.sin, 1.0, False)
+    assert torch.allclose(found, torch.cat(expected, dim=2), atol=1e-5)
+    with pytest.raises(RuntimeError, match="no such position"):
+        kernel.rotate(x, [(0, 200, 0)], table.cos, table.sin, 1.0, False)
+
+
+def _where(at, count):
+    return at if isinstance(at, torch.Tensor) else slice(at, at + count)
 
 
 @settings(max_examples=40, deadline=None)

@@ -88,3 +88,21 @@ def test_slots_that_stay_are_moved_as_by_plain_torch(shape, parts, dim, dtype, s
     kept = sinks + hitters + recent
     assert torch.equal(buffer[:, :, :kept], expected[:, :, :kept])
     assert torch.equal(buffer[:, :, used:], expected[:, :, used:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slots_are_appended_as_by_plain_torch(dtype):
+    def filled():
+        slots = cache.LayerSlots(torch.zeros(2, 3, 1, 6, dtype=dtype), torch.zeros(2, 3, 1, 4, dtype=dtype), 12)
+        slots.scores += 1
+        generator = torch.Generator().manual_seed(0)
+        for first, n in ((0, 5), (5, 1), (6, 9)):  # the last needs more room
+            key, value = (torch.randn(2, n, 3, dim, generator=generator).to(dtype) for dim in (6, 4))
+            slots.append(key.transpose(1, 2), value.transpose(1, 2), first)
+        return slots.state()
+
+    expected = filled()
+    kernel.choose("compiled")
+    found = filled()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not found["scores"].any()

@@ -56,7 +56,7 @@ def test_a_value_comes_back_within_half_a_step_of_its_group(bits, dim, size, off
     assert codes.shape == (2, 3, 5, dim if bits == 8 else (dim + 1) // 2)
     step = scales[..., 0].float().repeat_interleave(dim // scales.shape[-2], -1)
     error = (dequantise(codes, scales, bits, dim) - x.float()).abs()
-    assert (error <= step / 2 + x.float().abs() * 1e-6).all()
+    assert (error <= step / 2 + x.float().abs().amax(-1, keepdim=True) * 1e-6).all()  # sums round by the largest
     groups = x.float().unflatten(-1, (scales.shape[-2], -1))
     spread = groups.amax(-1) - groups.amin(-1) + groups.amin(-1).abs() / 85  # bfloat16 has a lowest value so exactly
     assert (scales[..., 0].float() <= (spread * 1.01 + 1e-29) / (2**bits - 1)).all()
