@@ -25,7 +25,7 @@ KERNELS = ("auto", "torch", "compiled")
 CPU = torch.device("cpu")
 Runs = Sequence[tuple[int, int, Any]]
 SOURCES = sorted(Path(__file__).parent.glob("kernel*.cpp"))
-HEADER = Path(__file__).with_name("kernel_math.h")
+HEADERS = sorted(Path(__file__).parent.glob("kernel*.h"))
 _WITHIN = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # how close to plain torch's float32
 
 _types: frozenset[torch.dtype] = frozenset()  # what the kernel that is in use computes; empty: it is not
@@ -190,8 +190,8 @@ def _load(tell: Callable[[str], None]) -> None:
 def _fingerprint() -> str:
     """Of all that the built file depends on: source, torch, compiler and its options, and the processor."""
     processor = re.findall(r"^(?:model name|flags)\s*:.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[:2]
-    options = [part.replace(str(HEADER.parent), "") for part in [*_compiler(), *_libraries()]]
-    parts = [*(source.read_text() for source in [HEADER, *SOURCES]), torch.__version__, *options, *processor]
+    options = [part.replace(str(HEADERS[0].parent), "") for part in [*_compiler(), *_libraries()]]
+    parts = [*(source.read_text() for source in [*HEADERS, *SOURCES]), torch.__version__, *options, *processor]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 //
 // What the results mean is said by the modules that `fused.py` names. Weights of a linear layer are bfloat16 and laid out
 // once, in blocks of columns that stay in the core's cache while rows pass by; products are oneDNN's (brgemm), as in
-// kernel.cpp, or for a few rows, where reading the weights is all the work, made here.
+// kernel.cpp.
 
 #include "kernel_math.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 using Half = at::BFloat16;
 constexpr int64_t kRows = 128;  // of the input in one product
-constexpr int64_t kFew = 4;     // rows that are multiplied without a product of oneDNN
+constexpr int64_t kFew = 4;     // rows of a norm or gate that one thread takes at least
 
 // Columns of a block: those that leave no block half empty.
 int64_t columns_of(int64_t features) { return features % 96 == 0 ? 96 : 64; }
@@ -30,42 +30,8 @@ Tensor pack_linear(const Tensor& weight) {
   return packed;
 }
 
-#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
-template <int64_t rows, int64_t vectors>
-void few_product(const uint32_t* x, const uint32_t* weights, int64_t dim, float* out) {
-  __m512 sums[rows][vectors] = {};
-  for (int64_t d = 0; d < dim; ++d) {
-    __m512bh pairs[rows];
-#pragma GCC unroll 4
-    for (int64_t r = 0; r < rows; ++r) pairs[r] = (__m512bh)_mm512_set1_epi32(x[r * dim + d]);
-#pragma GCC unroll 6
-    for (int64_t v = 0; v < vectors; ++v) {
-      const auto w = (__m512bh)_mm512_loadu_si512(weights + (d * vectors + v) * 16);
-#pragma GCC unroll 4
-      for (int64_t r = 0; r < rows; ++r) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], pairs[r], w);
-    }
-  }
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t v = 0; v < vectors; ++v) _mm512_storeu_ps(out + (r * vectors + v) * 16, sums[r][v]);
-}
-
-template <int64_t vectors>
-void few_product(int64_t rows, const uint32_t* x, const uint32_t* weights, int64_t dim, float* out) {
-  if (rows == 1) return few_product<1, vectors>(x, weights, dim, out);
-  if (rows == 2) return few_product<2, vectors>(x, weights, dim, out);
-  if (rows == 3) return few_product<3, vectors>(x, weights, dim, out);
-  few_product<4, vectors>(x, weights, dim, out);
-}
-#endif
-
 // Rows of x [rows][2 * dim] times one block of packed weights: out [rows][columns].
 void product(const Half* x, int64_t rows, const uint32_t* weights, int64_t dim, int64_t columns, float* out) {
-#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
-  if (rows <= kFew) {
-    const auto* pairs = reinterpret_cast<const uint32_t*>(x);
-    return columns == 96 ? few_product<6>(rows, pairs, weights, dim, out) : few_product<4>(rows, pairs, weights, dim, out);
-  }
-#endif
   at::native::cpublas::brgemm(rows, columns, 2 * dim, 2 * dim, columns, columns, false, x,
                               reinterpret_cast<const Half*>(weights), out, true);
 }
