@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -50,7 +51,8 @@ class Policy:
     """Keeps `sinks` first tokens, `recent` newest tokens and the `hitters` middle tokens of highest priority.
 
     A subclass is a small frozen dataclass; its fields are its knobs. It says how the attention of a chunk becomes
-    scores (`scored`, `far`, `decay`) and who survives (`priority`). All counts are slots per layer and KV head.
+    scores (`scored`, `far`, `decay`) and who survives (`divisor`, or in its own way `priority`). All counts are slots
+    per layer and KV head.
 
     cache: the budget, sinks + hitters + recent, kept after an eviction.
     positions: `rolled` gives slots 0..n-1 in cache order (StreamingLLM, section 3.2); `distance` leaves hitters at
@@ -128,11 +130,17 @@ class Policy:
         """What older scores count after a chunk of this many tokens."""
         return float(self.decay ** (chunk / 256))
 
+    def divisor(self, age: Tensor) -> Tensor | None:
+        """By what `priority` divides the score of a token of this age (int64, the newest token's is 1): float32, inf
+        for what goes first; None: it does not. Each age for itself, since compiled code looks it up in a table."""
+        return None
+
     def priority(self, scores: Tensor, source_index: Tensor, seen: int) -> Tensor:
         """Which middle slots to keep: the `hitters` highest, by head. Arguments and result are
         [batch, kv_heads, middle], the batch being that of all layers one after another; `seen` is the number of tokens
         of the stream so far."""
-        return scores
+        divisor = self.divisor(seen - source_index)
+        return scores if divisor is None else (scores / divisor).masked_fill(divisor.isinf(), -math.inf)
 
     def priorities(self, layers: Sequence[Middle], seen: int) -> Sequence[Tensor]:
         """`priority` of every layer; called once per eviction, for policies that need more than `priority` is given.

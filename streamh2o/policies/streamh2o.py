@@ -52,8 +52,7 @@ class StreamH2O(Policy):
         if self.reach and self.reach < self.cache:
             raise UsageError(f"The knob reach is {self.reach}; it must be 0 or at least the cache, here {self.cache}.")
 
-    def priority(self, scores: Tensor, source_index: Tensor, seen: int) -> Tensor:
-        queries = (seen - source_index - self.far).clamp(min=LEAST_QUERIES)  # that counted, newest weight 1
-        counted = queries if self.decay == 1 else 1 - self.decay ** (queries / 256)  # up to a factor all share
-        mean = scores / counted
-        return mean.masked_fill(seen - source_index > self.reach, -math.inf) if self.reach else mean
+    def divisor(self, age: Tensor) -> Tensor:
+        queries = (age - self.far).clamp(min=LEAST_QUERIES)  # that counted, newest weight 1
+        counted = queries.float() if self.decay == 1 else 1 - self.decay ** (queries / 256)  # up to a factor all share
+        return counted.masked_fill(age > self.reach, math.inf) if self.reach else counted
