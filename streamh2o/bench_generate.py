@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from streamh2o.bench import synchronize
+from streamh2o.bench import clock, synchronize
 from streamh2o.memory import slot_bytes
 from streamh2o.stream import cache_argument
 from streamh2o.stream_cache import StreamCache
@@ -54,12 +53,6 @@ class Taken:
     first: float
     step: float
     whole: float
-
-
-def clock(model: PreTrainedModel) -> Callable[[], float]:
-    """Seconds; of the processor where one thread does it all, so that other programs do not count."""
-    alone = model.device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time if alone else time.perf_counter
 
 
 class _Clock(StoppingCriteria):

@@ -46,7 +46,8 @@ def bench(
     """Time the stream against the model's linear layers alone, which no stream can do without.
 
     All contestants run in turn in one process; the ratios are medians over the rounds, so that a busy machine slows all
-    of them alike. The text is random tokens: speed does not depend on what they say.
+    of them alike; with one thread on a CPU seconds are the processor's. The text is random tokens: speed does not
+    depend on what they say.
 
     \b
     Examples:
