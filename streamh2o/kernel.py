@@ -13,13 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from streamh2o.errors import UsageError, UserError
 from streamh2o.gguf_cache import cache_home
+
+if TYPE_CHECKING:
+    from streamh2o.policies.base import Policy
+    from streamh2o.rotary import RotaryTable
 
 KERNELS = ("auto", "torch", "compiled")
 CPU = torch.device("cpu")
@@ -165,6 +169,31 @@ def gated_linear(x: Tensor, gate: Tensor, up: Tensor, features: int) -> Tensor:
 def keep(buffer: Tensor, chosen: Tensor, sinks: int, recent: int, used: int) -> None:
     """See `cache.LayerSlots.compact`: one buffer [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
     torch.ops.streamh2o.keep(buffer, chosen, sinks, recent, used)
+
+
+def attend_scan(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scores: Tensor,
+    source_index: Tensor,
+    table: RotaryTable,
+    divisors: Tensor | None,
+    policy: Policy,
+    sink_distance: int,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
+    """See `token_scan.attend_scan`: the output, and the middle slots that are left [batch, kv_heads, hitters].
+
+    keys, values, scores and source_index of all slots, the scores changed in place; divisors: `Policy.divisor` by age,
+    the last one for all older ages.
+    """
+    weight, fade = float(policy.query_weights(1, CPU)[0]), policy.fade(1)
+    counts = policy.sinks, policy.hitters, sink_distance, policy.far, weight, fade, scaling
+    styles = table.style == "interleaved", policy.positions == "rolled"
+    slots = keys, values, scores, source_index
+    output, kept = torch.ops.streamh2o.attend_scan(query, *slots, table.cos, table.sin, divisors, *counts, *styles)
+    return output, kept
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -47,7 +47,7 @@ def attend_and_evict(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling
     if not policy.hitters:
         rows, attend = chunk, _attend_band
     else:
-        rows, attend = scan_rows(policy), attend_scan
+        rows, attend = scan_rows(cache, query), attend_scan
     starts = [0, free] if free else [0]
     if policy.positions == "distance" and cache.tokens + starts[-1] == policy.cache:
         starts.append(starts[-1] + 1)  # alone: the query before the first eviction sees everything at its own position

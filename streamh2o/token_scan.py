@@ -1,20 +1,49 @@
-"""Evictions in turn within a layer: logits of many queries at once, then mask, softmax, sums and choice of each."""
+"""Evictions in turn within a layer: logits of many queries at once, then mask, softmax, sums and choice of each.
+
+Where the kernel for CPUs is in use it does all of that, for policies that choose as `Policy` does.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from streamh2o import kernel
 from streamh2o.cache import LayerSlots, SlotCache
 from streamh2o.policies.base import Middle, Policy
 from streamh2o.rotary import RotaryTable
 
+AGES = 1 << 20  # of tokens, that the kernel has a table for
 
-def scan_rows(policy: Policy) -> int:
-    """How many queries at a time: each block re-rotates the cache, and makes n / 2 logits of a slot that can roll."""
-    return 16 if policy.positions == "rolled" else 64
+
+def scan_rows(cache: SlotCache, query: Tensor) -> int:
+    """How many queries at a time: each block re-rotates the cache, and makes n / 2 logits of a slot that can roll, but
+    in the kernel. There it has one column more for each query."""
+    return 16 if cache.policy.positions == "rolled" and not _takes(cache, query) else 64
+
+
+def _takes(cache: SlotCache, query: Tensor) -> bool:
+    """Whether the kernel is in use, and computes what this policy asks for."""
+    policy, kind = cache.policy, type(cache.policy)
+    own = kind.priority is not Policy.priority or kind.priorities is not Policy.priorities
+    if own or not policy.scored or not kernel.takes(query) or policy.newest_weights(1, kernel.CPU) is not None:
+        return False
+    # Older slots than the table has go first at true distances, and are no case of their own where nothing is divided.
+    return policy.positions == "distance" or kind.divisor is Policy.divisor or cache.tokens + query.shape[2] < AGES
+
+
+@lru_cache(maxsize=4)
+def _divisors(policy: Policy, positions: int) -> Tensor | None:
+    """`Policy.divisor` by age, with what `SlotCache.lower_lost` makes of it: the last one is for all older ages."""
+    if policy.positions == "rolled":
+        return policy.divisor(torch.arange(AGES))
+    divisors = policy.divisor(torch.arange(positions + 1))
+    divisors = torch.ones(positions + 1) if divisors is None else divisors.clone()
+    divisors[positions] = math.inf
+    return divisors
 
 
 def products(query: Tensor, keys: Tensor) -> Tensor:
@@ -35,6 +64,13 @@ def attend_scan(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: flo
     before them the cache is full. Returns [batch, heads, C, head_dim]; `layer` then holds what is left.
     """
     policy, count = cache.policy, query.shape[2]
+    if _takes(cache, query):
+        assert isinstance(layer.table, RotaryTable)
+        slots = *layer.valid(), layer.scores[:, :, : layer.used], layer.source_index[:, :, : layer.used]
+        divisors, sink_distance = _divisors(policy, cache.rotary.positions), first_sink_distance(policy, seen)
+        output, kept = kernel.attend_scan(query, *slots, layer.table, divisors, policy, sink_distance, scaling)
+        layer.compact(policy.sinks, policy.recent, kept)
+        return output
     batch, kv_heads = layer.keys.shape[:2]
     queries = query.reshape(batch * kv_heads, -1, count, query.shape[-1]).transpose(1, 2)
     logits, moved = _logits(cache, layer, queries, scaling, seen)

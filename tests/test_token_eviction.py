@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamh2o import kernel
 from streamh2o.errors import UsageError
 from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.stream import Stream
@@ -60,7 +61,7 @@ def check_like_chunks_of_one(model, policy, ids, cuts, **extra):
 
 
 @pytest.mark.parametrize("name", BY_LAYER)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     model=st.sampled_from(list(MODELS)),
     cache=st.integers(6, 30),
@@ -69,9 +70,13 @@ def check_like_chunks_of_one(model, policy, ids, cuts, **extra):
     cuts=st.lists(st.integers(1, 79), max_size=4),
     batch=st.integers(1, 2),
     seed=st.integers(0, 99),
+    way=st.sampled_from(["torch", "auto"]),
 )
-def test_losses_and_slots_are_those_of_chunks_of_one_token(name, model, cache, share, positions, cuts, batch, seed):
+def test_losses_and_slots_are_those_of_chunks_of_one_token(
+    name, model, cache, share, positions, cuts, batch, seed, way
+):
     """Policies, models, splits of the budget and of the text, fewer recent tokens than a chunk has, a batch."""
+    kernel.choose(way)
     policy = make_policy(name, cache, positions=positions)
     if name in ("h2o", "streamh2o", "sparse-strided", "sparse-fixed+h2"):
         recent = int(share * (cache - policy.sinks))
@@ -92,8 +97,10 @@ def test_every_query_head_can_have_slots_of_its_own(policy):
     check_like_chunks_of_one(tiny.llama(), make_policy(policy, 16), tiny.tokens(70), [25], per_query_head=True)
 
 
-def test_more_queries_than_one_block_of_each_way():
+@pytest.mark.parametrize("way", ["torch", "auto"])
+def test_more_queries_than_one_block_of_each_way(way):
     """Blocks are of 16 and 64 queries."""
+    kernel.choose(way)
     model = tiny.llama(layers=1)
     for policy in ("streamingllm", "h2o", "streamh2o"):
         check_like_chunks_of_one(model, make_policy(policy, 20), tiny.tokens(260), [7])

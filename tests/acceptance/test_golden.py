@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from streamh2o import kernel
 from streamh2o.policies import make_policy
 from streamh2o.stream import Stream
 
@@ -30,18 +31,20 @@ def losses(model, name: str, count: int, chunk: int) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("chunk", [1, 128])
-def test_the_first_losses_equal_the_recorded_ones(loaded, name, chunk):
+@pytest.mark.parametrize(("chunk", "way"), [(1, "torch"), (128, "torch"), (128, "auto")])
+def test_the_first_losses_equal_the_recorded_ones(loaded, name, chunk, way):
     """300 tokens: 44 evictions, the same ones whether passes are of one token or of more with --evict token."""
+    kernel.choose(way)
     ours, recorded = losses(loaded.model, name, 300, chunk)
     assert np.abs(ours - recorded).max() < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("chunk", [1, 256])
-def test_all_losses_equal_the_recorded_ones(loaded, name, chunk):
+@pytest.mark.parametrize(("chunk", "way"), [(1, "torch"), (256, "torch"), (256, "auto")])
+def test_all_losses_equal_the_recorded_ones(loaded, name, chunk, way):
     """Beyond the first 300 a tie in float32 may flip an eviction, so that only the mean is held tightly."""
+    kernel.choose(way)
     ours, recorded = losses(loaded.model, name, 1201, chunk)
     assert np.abs(ours - recorded)[:300].max() < 1e-4
     assert abs(ours.mean() - recorded.mean()) < 1e-3
