@@ -115,6 +115,13 @@ class LayerSlots:
         self.used = used
 
 
+def _highest(priority: Tensor, n: int) -> Tensor:
+    """The slots [..., n], ascending, of the n highest priorities [..., slots]."""
+    if priority.dtype == torch.float32 and kernel.takes_slots(priority):
+        return kernel.highest(priority.flatten(0, -2).contiguous(), n).view(*priority.shape[:-1], n)
+    return priority.topk(n, dim=-1).indices.sort(dim=-1).values
+
+
 def _keep(buffer: Tensor, chosen: Tensor, sinks: int, recent: int, used: int) -> None:
     """`LayerSlots.compact` of one buffer [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
     batch, kv_heads, hitters = chosen.shape
@@ -270,8 +277,7 @@ class SlotCache(FixedCache):
             priority = torch.cat([each for each, _ in layers])
             if policy.positions == "distance":
                 priority = self.lower_lost(priority, torch.cat([age for _, age in layers]), self.tokens, self.chunk)
-            best = priority.topk(policy.hitters, dim=-1).indices.sort(dim=-1).values + policy.sinks
-            chosen += best.chunk(len(layers))
+            chosen += (_highest(priority, policy.hitters) + policy.sinks).chunk(len(layers))
         for layer, kept in zip(self.slots, chosen, strict=True):
             layer.compact(policy.sinks, policy.recent, kept)
             if layer.used != policy.cache:

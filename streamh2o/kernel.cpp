@@ -144,10 +144,10 @@ void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const
         at::native::cpublas::brgemm(rows, value_dim, n, columns, value_dim, value_dim, j > 0, probabilities + j,
                                     v + j * value_dim, sum.data(), kPair<T> == 2);
       }
-      T* out = output.data_ptr<T>() + ((b * heads + h) * chunk + start) * value_dim;
+      T* out = output.data_ptr<T>() + b * output.stride(0) + h * output.stride(1) + start * output.stride(2);
       for (int64_t r = 0; r < rows; ++r) {
         const float scale = 1.f / total[r];
-        for (int64_t d = 0; d < value_dim; ++d) out[r * value_dim + d] = T(sum[r * value_dim + d] * scale);
+        for (int64_t d = 0; d < value_dim; ++d) out[r * output.stride(2) + d] = T(sum[r * value_dim + d] * scale);
       }
       if (!weights) continue;
       float* const mine = received_data + (at::get_thread_num() * batch * kv_heads + kv) * reached;
@@ -205,9 +205,10 @@ void attend_few(const Tensor& query, const Tensor& keys, const Tensor& values, c
           }
         }
       }
-      T* out = output.data_ptr<T>() + (b * heads + kv * group) * chunk * value_dim;
       for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t d = 0; d < value_dim; ++d) out[r * value_dim + d] = T(sum[r * value_width + d] / total[r]);
+        T* const out = output.data_ptr<T>() + b * output.stride(0) + (kv * group + r / chunk) * output.stride(1) +
+                       r % chunk * output.stride(2);
+        for (int64_t d = 0; d < value_dim; ++d) out[d] = T(sum[r * value_width + d] / total[r]);
         const int64_t seen = std::min(reached, past + r % chunk + 1 - far);
         for (int64_t j = 0; weights && j < seen; ++j)
           sums[i * reached + j] += weights[r % chunk] / total[r] * logits[r * columns + j];
@@ -221,7 +222,8 @@ std::tuple<Tensor, Tensor> attend_and_sum(const Tensor& query, const Tensor& key
                                           const std::optional<Tensor>& weights, int64_t far) {
   TORCH_CHECK(query.stride(3) == 1 && keys.stride(3) == 1 && values.stride(3) == 1, "a head must lie in one piece");
   TORCH_CHECK(query.size(3) % 2 == 0 && keys.stride(2) % 2 == 0, "a head must have an even size");
-  Tensor output = at::empty({query.size(0), query.size(1), query.size(2), values.size(3)}, query.options());
+  // In the order of the queries, as the model goes on with it.
+  Tensor output = at::empty({query.size(0), query.size(2), query.size(1), values.size(3)}, query.options()).transpose(1, 2);
   const int64_t reached = weights ? std::max<int64_t>(0, keys.size(2) - far) : 0;
   Tensor sums = at::zeros({keys.size(0), keys.size(1), reached}, query.options().dtype(at::kFloat));
   const float* w = weights ? weights->const_data_ptr<float>() : nullptr;
@@ -232,16 +234,30 @@ std::tuple<Tensor, Tensor> attend_and_sum(const Tensor& query, const Tensor& key
   return {output, sums};
 }
 
-template <bool interleaved>
-void turn(const float* __restrict x, const float* __restrict cos, const float* __restrict sin, int64_t half, float scale,
-          float* __restrict out) {
-  constexpr int64_t step = interleaved ? 2 : 1;    // from one pair to the next
-  const int64_t partner = interleaved ? 1 : half;  // from the first of a pair to the second
-  for (int64_t d = 0; d < half; ++d) {
-    const float first = x[d * step], second = x[d * step + partner], c = cos[d] * scale, s = sin[d] * scale;
-    out[d * step] = first * c - second * s;
-    out[d * step + partner] = second * c + first * s;
+// x [dim], whose first 2 * half numbers are pairs, rotated by cos and sin [half], times scale.
+template <typename T, bool interleaved>
+void turn(const T* __restrict x, const float* __restrict cos, const float* __restrict sin, int64_t half, int64_t dim,
+          float scale, T* __restrict out) {
+  if (!interleaved && half % kTwo == 0) {
+    Vec a, b, c, d;
+    for (int64_t i = 0; i < half; i += kTwo) {
+      const Vec c0 = Vec::loadu(cos + i) * Vec(scale), c1 = Vec::loadu(cos + i + kLanes) * Vec(scale);
+      const Vec s0 = Vec::loadu(sin + i) * Vec(scale), s1 = Vec::loadu(sin + i + kLanes) * Vec(scale);
+      load_two(x + i, kTwo, a, b);
+      load_two(x + half + i, kTwo, c, d);
+      store_two(a * c0 - c * s0, b * c1 - d * s1, out + i, kTwo);
+      store_two(c * c0 + a * s0, d * c1 + b * s1, out + half + i, kTwo);
+    }
+  } else {
+    constexpr int64_t step = interleaved ? 2 : 1;    // from one pair to the next
+    const int64_t partner = interleaved ? 1 : half;  // from the first of a pair to the second
+    for (int64_t i = 0; i < half; ++i) {
+      const float first = x[i * step], second = x[i * step + partner], c = cos[i] * scale, s = sin[i] * scale;
+      out[i * step] = T(first * c - second * s);
+      out[i * step + partner] = T(second * c + first * s);
+    }
   }
+  for (int64_t i = 2 * half; i < dim; ++i) out[i] = T(float(x[i]) * scale);
 }
 
 // Consecutive slots: those before `end` that no run before has.
@@ -261,17 +277,14 @@ void rotate_rows(const Tensor& x, const std::vector<Run>& runs, const Tensor& co
   const float *const cosines = cos.const_data_ptr<float>(), *const sines = sin.const_data_ptr<float>();
   T* const results = out.data_ptr<T>();
   at::parallel_for(0, x.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> from(dim), to(dim);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t b = i / parts / heads, h = i / parts % heads, first = i % parts * kQueries;
       const Run* run = runs.data();
       for (int64_t j = first; j < std::min(n, first + kQueries); ++j) {
         while (run->end <= j) ++run;
         const int64_t at = run->own ? run->own[b * run->of_batch + h * run->of_head + j * run->of_slot] : j + run->shift;
-        at::vec::convert(rows + b * batch_stride + h * head_stride + j * stride, from.data(), dim);
-        turn<interleaved>(from.data(), cosines + at * half, sines + at * half, half, scale, to.data());
-        for (int64_t d = 2 * half; d < dim; ++d) to[d] = from[d] * scale;
-        at::vec::convert(to.data(), results + ((b * heads + h) * n + j) * dim, dim);
+        turn<T, interleaved>(rows + b * batch_stride + h * head_stride + j * stride, cosines + at * half, sines + at * half,
+                             half, dim, scale, results + ((b * heads + h) * n + j) * dim);
       }
     }
   });

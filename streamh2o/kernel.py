@@ -166,6 +166,12 @@ def gated_linear(x: Tensor, gate: Tensor, up: Tensor, features: int) -> Tensor:
     return product
 
 
+def highest(priority: Tensor, n: int) -> Tensor:
+    """The slots [rows, n], ascending, of the n highest priorities [rows, slots] float32; of equal ones the newest."""
+    chosen: Tensor = torch.ops.streamh2o.highest(priority, n)
+    return chosen
+
+
 def keep(buffer: Tensor, chosen: Tensor, sinks: int, recent: int, used: int) -> None:
     """See `cache.LayerSlots.compact`: one buffer [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
     torch.ops.streamh2o.keep(buffer, chosen, sinks, recent, used)

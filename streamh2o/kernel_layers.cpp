@@ -114,17 +114,12 @@ Tensor gated_linear(const Tensor& x, const Tensor& gate, const Tensor& up, int64
 // The same for n numbers, in place of x.
 template <typename T>
 void gate_row(T* x, const T* y, int64_t n) {
-  constexpr int64_t step = at::vec::Vectorized<T>::size();
-  for (int64_t j = 0; j < n; j += step) {
-    const int64_t count = std::min(step, n - j);
-    const auto a = at::vec::Vectorized<T>::loadu(x + j, count), b = at::vec::Vectorized<T>::loadu(y + j, count);
-    if constexpr (std::is_same_v<T, float>) {
-      gated<T>(a, b).store(x + j, count);
-    } else {
-      const auto [a0, a1] = at::vec::convert_to_float<T>(a);
-      const auto [b0, b1] = at::vec::convert_to_float<T>(b);
-      at::vec::convert_from_float<T>(gated<T>(a0, b0), gated<T>(a1, b1)).store(x + j, count);
-    }
+  Vec a, b, c, d;
+  for (int64_t j = 0; j < n; j += kTwo) {
+    const int64_t count = std::min(kTwo, n - j);
+    load_two(x + j, count, a, b);
+    load_two(y + j, count, c, d);
+    store_two(gated<T>(a, c), gated<T>(b, d), x + j, count);
   }
 }
 
@@ -145,21 +140,22 @@ Tensor gate(Tensor& gate, const Tensor& up) {
 
 template <typename T>
 void norm_rows(const T* x, const T* weight, float eps, int64_t n, int64_t begin, int64_t end, T* out) {
-  const int64_t width = padded(n, kLanes);
-  std::vector<float> scale(width), row(width);
-  at::vec::convert(weight, scale.data(), n);
   for (int64_t r = begin; r < end; ++r) {
-    at::vec::convert(x + r * n, row.data(), n);
-    Vec squares(0.f);
-    for (int64_t j = 0; j < width; j += kLanes) {
-      const Vec a = Vec::loadu(row.data() + j);
+    const T* const row = x + r * n;
+    Vec squares(0.f), others(0.f), a, b, scale, other;
+    for (int64_t j = 0; j < n; j += kTwo) {
+      load_two(row + j, std::min(kTwo, n - j), a, b);
       squares = at::vec::fmadd(a, a, squares);
+      others = at::vec::fmadd(b, b, others);
     }
-    const float sum = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, squares);
+    const float sum = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, squares + others);
     const Vec factor(1.f / std::sqrt(sum / n + eps));
-    for (int64_t j = 0; j < width; j += kLanes)
-      (stored<T>(Vec::loadu(row.data() + j) * factor) * Vec::loadu(scale.data() + j)).store(row.data() + j);
-    at::vec::convert(row.data(), out + r * n, n);
+    for (int64_t j = 0; j < n; j += kTwo) {
+      const int64_t count = std::min(kTwo, n - j);
+      load_two(row + j, count, a, b);
+      load_two(weight + j, count, scale, other);
+      store_two(stored<T>(a * factor) * scale, stored<T>(b * factor) * other, out + r * n + j, count);
+    }
   }
 }
 

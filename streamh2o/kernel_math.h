@@ -14,6 +14,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -41,6 +42,30 @@ inline T* room(int64_t n) {
     size = n;
   }
   return kept.get();
+}
+
+constexpr int64_t kTwo = 2 * kLanes;
+
+// n numbers, kTwo at most, as two vectors of floats; zeros beyond the last.
+template <typename T>
+inline void load_two(const T* from, int64_t n, Vec& x, Vec& y) {
+  if constexpr (std::is_same_v<T, float>) {
+    x = Vec::loadu(from, std::min(n, kLanes));
+    y = Vec::loadu(from + kLanes, std::max<int64_t>(0, n - kLanes));
+  } else {
+    std::tie(x, y) = at::vec::convert_to_float<T>(at::vec::Vectorized<T>::loadu(from, n));
+  }
+}
+
+// The same the other way.
+template <typename T>
+inline void store_two(const Vec& x, const Vec& y, T* to, int64_t n) {
+  if constexpr (std::is_same_v<T, float>) {
+    x.store(to, std::min(n, kLanes));
+    if (n > kLanes) y.store(to + kLanes, n - kLanes);
+  } else {
+    at::vec::convert_from_float<T>(x, y).store(to, n);
+  }
 }
 
 // Rows first .. last of [rows][dim], transposed, to [dim][columns], numbers of four bytes; zeros beyond `rows`.

@@ -6,6 +6,8 @@
 
 namespace {
 
+constexpr int64_t kTogether = 64;  // rows that one thread copies at least
+
 // The rows of each head of `buffer` [batch, kv_heads, capacity, ...], contiguous, of which the first `used` are slots:
 // keep `sinks` first ones, those `chosen` [batch, kv_heads, n] in ascending order, and the `recent` last ones.
 void keep(Tensor& buffer, const Tensor& chosen, int64_t sinks, int64_t recent, int64_t used) {
@@ -29,13 +31,36 @@ void add(Tensor& buffer, const Tensor& rows, int64_t used) {
   TORCH_CHECK(buffer.is_contiguous() && rows.stride(3) == 1, "rows must lie in one piece");
   TORCH_CHECK(buffer.scalar_type() == rows.scalar_type() && buffer.size(3) == rows.size(3), "slots must be of one kind");
   const int64_t heads = rows.size(1), n = rows.size(2), capacity = buffer.size(2);
-  const int64_t bytes = rows.size(3) * rows.element_size();
-  for (int64_t h = 0; h < rows.size(0) * heads; ++h)
-    for (int64_t j = 0; j < n; ++j)
+  const int64_t size = rows.element_size(), bytes = rows.size(3) * size, step = rows.stride(2) * size;
+  at::parallel_for(0, rows.size(0) * heads * n, kTogether, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t h = i / n, j = i % n, first = h / heads * rows.stride(0) + h % heads * rows.stride(1);
       std::memcpy(static_cast<char*>(buffer.data_ptr()) + (h * capacity + used + j) * bytes,
-                  static_cast<const char*>(rows.const_data_ptr()) +
-                      (h / heads * rows.stride(0) + h % heads * rows.stride(1) + j * rows.stride(2)) * rows.element_size(),
-                  bytes);
+                  static_cast<const char*>(rows.const_data_ptr()) + first * size + j * step, bytes);
+    }
+  });
+}
+
+// The slots [rows, n], int64 in ascending order, of the n highest priorities [rows, slots]; of equal ones the newest.
+Tensor highest(const Tensor& priority, int64_t n) {
+  TORCH_CHECK(priority.is_contiguous() && priority.scalar_type() == at::kFloat && n <= priority.size(1), "rows of floats");
+  const int64_t rows = priority.size(0), slots = priority.size(1);
+  Tensor chosen = at::empty({rows, n}, priority.options().dtype(at::kLong));
+  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+    std::vector<int32_t> order(slots), sorted(slots);
+    for (int64_t r = begin; r < end && n > 0; ++r) {
+      std::memcpy(order.data(), priority.const_data_ptr<float>() + r * slots, slots * sizeof(float));
+      for (auto& bits : order) bits ^= bits < 0 ? 0x7fffffff : 0;  // whole numbers in the order of the floats
+      sorted = order;
+      std::nth_element(sorted.begin(), sorted.begin() + (slots - n), sorted.end());
+      const int32_t least = sorted[slots - n];
+      int64_t equal = n - std::count_if(order.begin(), order.end(), [&](int32_t bits) { return bits > least; });
+      int64_t* to = chosen.data_ptr<int64_t>() + (r + 1) * n;
+      for (int64_t j = slots - 1; j >= 0; --j)
+        if (order[j] > least || (order[j] == least && equal-- > 0)) *--to = j;
+    }
+  });
+  return chosen;
 }
 
 // Behind the first `used` slots of the buffers [batch, kv_heads, capacity, ...], the keys and values [batch, kv_heads, n,
@@ -59,10 +84,12 @@ TORCH_LIBRARY_FRAGMENT(streamh2o, library) {
   library.def(
       "append(Tensor(a!) keys, Tensor(b!) values, Tensor(c!) scores, Tensor(d!) source_index, Tensor key, Tensor value, "
       "int used, int first) -> ()");
+  library.def("highest(Tensor priority, int n) -> Tensor");
   library.def("keep(Tensor(a!) buffer, Tensor chosen, int sinks, int recent, int used) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
   library.impl("append", append);
+  library.impl("highest", highest);
   library.impl("keep", keep);
 }

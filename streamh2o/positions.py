@@ -37,8 +37,8 @@ def in_cache_positions(
     if sinks:
         runs.append((0, sinks, max(0, base - policy.recent - policy.sinks)))
     if middle > sinks:
-        distance = cache.tokens - layer.source_index[:, :, sinks:middle]
-        runs.append((sinks, middle, (base - distance).clamp_(min=0)))
+        own = layer.source_index[:, :, sinks:middle]
+        runs.append((sinks, middle, (own - (cache.tokens - base)).clamp_(min=0)))
     runs.append((middle, layer.used, base - (n - middle)))
     return base, runs
 

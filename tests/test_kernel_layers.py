@@ -106,3 +106,21 @@ def test_slots_are_appended_as_by_plain_torch(dtype):
     found = filled()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not found["scores"].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 5),
+    slots=st.integers(1, 60),
+    odd=st.sampled_from([0.0, -0.5, float("-inf"), float("inf")]),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_the_highest_priorities_are_those_of_plain_torch_and_of_equal_ones_the_newest(count, slots, odd, share, seed):
+    kernel.choose("compiled")
+    generator = torch.Generator().manual_seed(seed)
+    priority = torch.randn(count, slots, generator=generator)
+    priority[torch.rand(count, slots, generator=generator) < share] = odd
+    n = int(torch.randint(0, slots + 1, (), generator=generator))
+    newest_first = priority.flip(-1).sort(dim=-1, descending=True, stable=True).indices[:, :n]
+    assert torch.equal(kernel.highest(priority, n), (slots - 1 - newest_first).sort(dim=-1).values)
