@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from streamh2o import kernel
+from streamh2o.decoder_layer import PROJECTIONS, DecoderLayer, is_known
 from streamh2o.own_attention import own_forward
 from streamh2o.packing import Packed, spare
 
@@ -39,6 +40,8 @@ class Fused:
             self._forwards += _agreeing(_linear_layers(model))
             self._forwards += _agreeing(_norms_and_gates(model, dict(self._forwards)))
         turns_nothing = len(self._forwards) > 0 and _zero_is_identity(model)
+        with torch.no_grad():
+            self._layers = _layers(model, dict(self._forwards)) if turns_nothing else []
         for module in model.modules():
             forward = own_forward(module) or (_unrotated(module) if turns_nothing else None)
             if forward is not None:
@@ -50,10 +53,13 @@ class Fused:
             if isinstance(forward, _Linear):
                 forward.refresh()
             module.__dict__["forward"] = forward
+        for module, layer in self._layers:
+            if not layer.is_watched():
+                module.__dict__["forward"] = layer
 
     def off(self) -> None:
         """The modules work as `transformers` made them."""
-        for module, _ in self._forwards:
+        for module, _ in [*self._forwards, *self._layers]:
             module.__dict__.pop("forward", None)
 
 
@@ -118,8 +124,22 @@ def _gated(module: Any, made: dict[nn.Module, Forward]) -> Forward:
     gate, up, down = module.gate_proj, module.up_proj, module.down_proj
     first, second = made.get(gate), made.get(up)
     if isinstance(first, _Linear) and isinstance(second, _Linear) and gate.bias is None and up.bias is None:
-        return lambda x: down(kernel.gated_linear(x, first.weight, second.weight, gate.out_features))
+        return _Gated(first, second, down)
     return lambda x: down(kernel.gate(gate(x), up(x)))
+
+
+class _Gated:
+    """A gate made of the products with both its weights before they are written, and the linear layer behind it."""
+
+    def __init__(self, gate: _Linear, up: _Linear, down: nn.Linear) -> None:
+        self._gate, self._up, self._down = gate, up, down
+
+    def inner(self, x: Tensor) -> Tensor:
+        return kernel.gated_linear(x, self._gate.weight, self._up.weight, self._gate.features)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = self._down(self.inner(x))
+        return result
 
 
 class _Linear:
@@ -127,15 +147,15 @@ class _Linear:
 
     def __init__(self, layer: nn.Linear) -> None:
         self._packed = Packed(layer, kernel.pack_linear)
-        self._bias, self._features = layer.bias, layer.out_features
+        self._bias, self.features = layer.bias, layer.out_features
         self.refresh()
 
     def refresh(self) -> None:
         """Lay the weights out again where they have changed."""
         self.weight = self._packed.weight
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return kernel.linear(x, self.weight, self._bias, self._features)
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return kernel.linear(x, self.weight, self._bias, self.features, residual)
 
 
 def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
@@ -150,6 +170,24 @@ def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
         return
     for layer in layers:
         yield layer, _Linear(layer), (layer.weight.shape, layer.bias is None)
+
+
+def _layers(model: nn.Module, made: dict[nn.Module, Forward]) -> list[tuple[nn.Module, DecoderLayer]]:
+    """The decoder layers all of whose parts something stands in for, and which are what they seem."""
+    found: list[tuple[nn.Module, DecoderLayer]] = []
+    for module in _own(model):
+        if not is_known(module):
+            continue
+        norms: Any = made.get(module.input_layernorm), made.get(module.post_attention_layernorm)
+        projections: Any = tuple(made.get(getattr(module.self_attn, name)) for name in PROJECTIONS)
+        gated = made.get(module.mlp)
+        down: Any = made.get(module.mlp.down_proj) if isinstance(gated, _Gated) else None
+        linear = all(isinstance(part, _Linear) for part in (*projections, down))
+        if linear and isinstance(gated, _Gated) and None not in norms:
+            layer = DecoderLayer(module, norms, projections, gated.inner, down)
+            if not layer.is_watched() and layer.agrees(_same):
+                found.append((module, layer))
+    return found
 
 
 def _zero_is_identity(model: nn.Module) -> bool:

@@ -154,9 +154,12 @@ def pack_linear(weight: Tensor) -> Tensor:
     return packed
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None, features: int) -> Tensor:
-    """x [..., dim] times the transpose of a weight [features, dim] that `pack_linear` gave, plus bias [features]."""
-    product: Tensor = torch.ops.streamh2o.linear(x.contiguous(), packed, bias, features)
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, features: int, residual: Tensor | None = None) -> Tensor:
+    """x [..., dim] times the transpose of a weight [features, dim] that `pack_linear` gave, plus bias [features].
+
+    residual [..., features] is added to what would be stored without it.
+    """
+    product: Tensor = torch.ops.streamh2o.linear(x.contiguous(), packed, bias, features, residual)
     return product
 
 

@@ -53,13 +53,28 @@ void store_row(const float* from, Half* to, int64_t n) {
   for (; j < n; ++j) to[j] = Half(from[j]);
 }
 
-// x [..., dim] times the transpose of a weight [features, dim] that `pack_linear` has laid out, plus bias [features].
-Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
+// Add n numbers to n floats as they would be stored.
+void add_row(const Half* from, float* to, int64_t n) {
+  Vec a, b;
+  for (int64_t j = 0; j < n; j += kTwo) {
+    const int64_t count = std::min(kTwo, n - j);
+    load_two(from + j, count, a, b);
+    float* const x = to + j;
+    (stored<Half>(Vec::loadu(x, std::min(count, kLanes))) + a).store(x, std::min(count, kLanes));
+    if (count > kLanes) (stored<Half>(Vec::loadu(x + kLanes, count - kLanes)) + b).store(x + kLanes, count - kLanes);
+  }
+}
+
+// x [..., dim] times the transpose of a weight [features, dim] that `pack_linear` has laid out, plus bias [features]; to
+// that, as it would be stored, residual [..., features] is added.
+Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features,
+              const std::optional<Tensor>& residual) {
   TORCH_CHECK(x.scalar_type() == at::kBFloat16, "the input of bfloat16 weights must be bfloat16");
   TORCH_CHECK(x.is_contiguous() && x.size(-1) == 2 * packed.size(1), "rows must lie in one piece, as long as the weights'");
   auto sizes = x.sizes().vec();
   sizes.back() = features;
   Tensor out = at::empty(sizes, x.options());
+  TORCH_CHECK(!residual || (residual->is_contiguous() && residual->sizes() == out.sizes()), "residual must be as the result");
   const int64_t dim = packed.size(1), columns = packed.size(2), rows = x.numel() / (2 * dim);
   for_blocks(rows, packed.size(0), [&](int64_t block, int64_t first, int64_t count) {
     float sums[kRows * 96];
@@ -69,7 +84,9 @@ Tensor linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>
     for (int64_t r = 0; r < count; ++r) {
       if (bias)
         for (int64_t j = 0; j < n; ++j) sums[r * columns + j] += float(bias->const_data_ptr<Half>()[start + j]);
-      store_row(sums + r * columns, out.data_ptr<Half>() + (first + r) * features + start, n);
+      const int64_t at = (first + r) * features + start;
+      if (residual) add_row(residual->const_data_ptr<Half>() + at, sums + r * columns, n);
+      store_row(sums + r * columns, out.data_ptr<Half>() + at, n);
     }
   });
   return out;
@@ -179,7 +196,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 
 TORCH_LIBRARY_FRAGMENT(streamh2o, library) {
   library.def("pack_linear(Tensor weight) -> Tensor");
-  library.def("linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor");
+  library.def("linear(Tensor x, Tensor packed, Tensor? bias, int features, Tensor? residual) -> Tensor");
   library.def("gated_linear(Tensor x, Tensor gate, Tensor up, int features) -> Tensor");
   library.def("gate(Tensor(a!) gate, Tensor up) -> Tensor(a!)");
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");

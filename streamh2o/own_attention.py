@@ -48,7 +48,7 @@ def _known(module: nn.Module) -> Callable[..., Output] | None:
     return _FORWARDS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 
-def _attend(module: Any, parts: tuple[Tensor, Tensor, Tensor], cache: Any, scaling: float) -> Tensor:
+def attend(module: Any, parts: tuple[Tensor, Tensor, Tensor], cache: Any, scaling: float) -> Tensor:
     """Our attention of queries, keys and values, each [batch, heads, n, head_dim]: [batch, n, heads * head_dim]."""
     if cache is None:
         raise UserError("The model is attached to streamh2o but was called without its cache; detach it first.")
@@ -61,7 +61,7 @@ def _attend(module: Any, parts: tuple[Tensor, Tensor, Tensor], cache: Any, scali
 
 def _bloom(module: Any, hidden_states: Tensor, residual: Tensor, layer_past: Any = None, **kwargs: Any) -> Output:
     parts = module._reshape(module.query_key_value(hidden_states))
-    return module.dense(_attend(module, parts, layer_past, module.inv_norm_factor)) + residual, None
+    return module.dense(attend(module, parts, layer_past, module.inv_norm_factor)) + residual, None
 
 
 def _falcon(module: Any, hidden_states: Tensor, alibi: Tensor | None, layer_past: Any = None, **kwargs: Any) -> Output:
@@ -73,7 +73,7 @@ def _falcon(module: Any, hidden_states: Tensor, alibi: Tensor | None, layer_past
     if alibi is None:  # the rotation by position zero: what cosines are scaled by
         scale = kwargs["position_embeddings"][0][:, None]
         query, key = query * scale, key * scale
-    return module.dense(_attend(module, (query, key, value), layer_past, module.inv_norm_factor)), None
+    return module.dense(attend(module, (query, key, value), layer_past, module.inv_norm_factor)), None
 
 
 def _mpt(module: Any, hidden_states: Tensor, cache: Any = None, past_key_values: Any = None, **kwargs: Any) -> Output:
@@ -83,7 +83,7 @@ def _mpt(module: Any, hidden_states: Tensor, cache: Any = None, past_key_values:
         mixed = mixed.clamp(min=-module.clip_qkv, max=module.clip_qkv)
     query, key, value = mixed.unflatten(2, (3, module.n_heads, module.head_dim)).permute(2, 0, 3, 1, 4)
     cache = past_key_values if cache is None else cache
-    return module.out_proj(_attend(module, (query, key, value), cache, module.softmax_scale)), None
+    return module.out_proj(attend(module, (query, key, value), cache, module.softmax_scale)), None
 
 
 _FORWARDS: dict[str, Callable[..., Output]] = {

@@ -148,3 +148,39 @@ def test_layers_are_not_laid_out_anew_where_memory_is_short(monkeypatch):
     short = tiny.stream_losses(model, policy, ids, 8)
     monkeypatch.undo()
     assert torch.allclose(short, tiny.stream_losses(copy.deepcopy(model), policy, ids, 8), atol=0.5)
+
+
+def test_layers_of_llama_s_kind_are_replaced_whole_but_not_where_somebody_listens_inside():
+    kernel.choose("compiled")
+    model = tiny.llama().to(torch.bfloat16)
+    first, second = model.model.layers
+    heard = []
+    handle = second.mlp.register_forward_hook(lambda module, args, output: heard.append(output.shape))
+    made = fused(model.model)
+    made.on()
+    assert replaced(model).count("LlamaDecoderLayer") == 1
+    assert "forward" in vars(first)
+    made.off()
+    tiny.stream_losses(model, make_policy("h2o", 16), tiny.tokens(20), 8)
+    assert len(heard) == 3
+    handle.remove()
+
+
+def test_a_layer_that_tells_its_attention_more_keeps_its_own_code():
+    kernel.choose("compiled")
+    model = CASES["qwen2-window"].model().to(torch.bfloat16)  # a window in some layers
+    windows = [layer.self_attn.sliding_window for layer in model.model.layers]
+    assert set(windows) == {None, *windows} != {None}
+    made = fused(model.model)
+    made.on()
+    assert ["forward" in vars(layer) for layer in model.model.layers] == [window is None for window in windows]
+    made.off()
+
+
+def test_a_layer_that_adds_otherwise_keeps_its_own_code():
+    kernel.choose("compiled")
+    model = CASES["granite"].model().to(torch.bfloat16)  # of the same parts, and residuals are multiplied
+    made = fused(model.model)
+    made.on()
+    assert "forward" not in vars(model.model.layers[0])
+    made.off()

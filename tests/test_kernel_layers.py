@@ -32,6 +32,8 @@ def test_a_linear_layer_equals_that_of_plain_torch(count, features, half_size, b
         torch.set_num_threads(1)
     assert found.shape == (1, count, features)
     assert torch.allclose(found[0].float(), exact, rtol=2**-8, atol=1e-4 * half_size)
+    residual = torch.randn(1, count, features, generator=generator).bfloat16()
+    assert torch.equal(kernel.linear(x[None], kernel.pack_linear(weight), bias, features, residual), found + residual)
 
 
 @settings(max_examples=40, deadline=None)
