@@ -62,7 +62,7 @@ Weights = Annotated[
         callback=_one_of("--weights", "plain", "packed"),
         rich_help_panel=_MODEL,
         help="packed keeps the matrices of a GGUF file (Q4_0, Q4_1, Q8_0) in its blocks, on a CPU: the same numbers in "
-        "a fraction of the memory; text is generated faster, and read a little slower.",
+        "a fraction of the memory; text is generated faster, in bfloat16 it is read more slowly.",
     ),
 ]
 Device = Annotated[
