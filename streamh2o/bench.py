@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamh2o.attention import attend_and_sum
+from streamh2o.packed_weights import PackedLinear
 from streamh2o.policies import make_policy
 from streamh2o.positions import rotated
 from streamh2o.stream import Stream
@@ -72,13 +73,16 @@ def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
 
     As `transformers` does it, whatever the model is attached to.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | PackedLinear)]
     rows = {n: torch.randn(chunk, n, dtype=model.dtype, device=model.device) for n in {m.in_features for m in layers}}
 
     @torch.inference_mode()
     def call() -> None:
         for layer in layers:
-            nn.functional.linear(rows[layer.in_features], layer.weight, layer.bias)
+            if isinstance(layer, PackedLinear):
+                layer(rows[layer.in_features])
+            else:
+                nn.functional.linear(rows[layer.in_features], layer.weight, layer.bias)
         synchronize(model)
 
     return call

@@ -113,6 +113,7 @@ def key_of(loaded: Loaded, text: ReadText, column: Column, options: RunOptions) 
         "per_head": options.per_head,
         "evict": options.evict,
         **({} if options.kv_bits == 16 else {"kv_bits": options.kv_bits}),  # so that older cells keep their keys
+        **({} if loaded.weights == "plain" else {"weights": loaded.weights}),
         "dtype": str(loaded.dtype),
         "device": loaded.device.type,
     }

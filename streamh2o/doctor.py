@@ -28,14 +28,14 @@ class Finding:
     good: bool = True
 
 
-def examine(model: str, dtype: str, device: str, kernel: str) -> Iterator[Finding]:
+def examine(model: str, dtype: str, device: str, kernel: str, weights: str = "plain") -> Iterator[Finding]:
     """Every check in turn; one that fails does not keep the others from running."""
     yield from _each("versions", check_versions)
     yield from _each("threads", check_threads)
     yield from _each("kernel", partial(check_kernel, kernel, device))
     yield from _each("models", check_models)
     loaded: list[Loaded] = []
-    yield from _each("model", lambda: _load(model, dtype, device, loaded))
+    yield from _each("model", lambda: _load(model, dtype, device, weights, loaded))
     for one in loaded:
         yield from _each("memory", partial(check_memory, one))
         yield from _each("losses", partial(check_losses, one))
@@ -102,10 +102,11 @@ def check_models() -> Iterator[Finding]:
     )
 
 
-def _load(model: str, dtype: str, device: str, loaded: list[Loaded]) -> Iterator[Finding]:
+def _load(model: str, dtype: str, device: str, weights: str, loaded: list[Loaded]) -> Iterator[Finding]:
     from streamh2o.models import load_model
+    from streamh2o.report.tables import size
 
-    one = load_model(model, dtype=dtype, device=device, selftest=False)  # `check_losses` tells more
+    one = load_model(model, dtype=dtype, device=device, selftest=False, weights=weights)  # `check_losses` tells more
     loaded.append(one)
     yield Finding("device", f"{one.device}, {_why_device(device, one.device)}")
     number = str(one.dtype).removeprefix("torch.")
@@ -113,6 +114,19 @@ def _load(model: str, dtype: str, device: str, loaded: list[Loaded]) -> Iterator
     facts = one.info()
     about = f"{facts['parameters'] / 1e6:,.0f} M parameters, cache and chunk up to {one.trained_positions:,} tokens"
     yield Finding("model", f"{model}: {facts['architecture']}, {about}")
+    yield Finding("weights", f"{_weights(one)}, {size(facts['weight_bytes'])}")
+
+
+def _weights(loaded: Loaded) -> str:
+    """What the weights are in memory."""
+    from collections import Counter
+
+    from streamh2o.packed_weights import packed_modules
+
+    if loaded.weights == "plain":
+        return "plain"
+    kinds = Counter(module.kind.name for module in packed_modules(loaded.model))
+    return "packed, " + " and ".join(f"{count} matrices of {kind}" for kind, count in kinds.items())
 
 
 def _why_device(asked: str, device: torch.device) -> str:

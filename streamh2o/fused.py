@@ -21,10 +21,12 @@ from torch import Tensor, nn
 from streamh2o import kernel
 from streamh2o.decoder_layer import PROJECTIONS, DecoderLayer, is_known
 from streamh2o.own_attention import own_forward
+from streamh2o.packed_weights import PackedLinear
 from streamh2o.packing import Packed, spare
 
 Forward = Callable[..., Any]
 
+_LINEAR = (nn.Linear, PackedLinear)
 _WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number; bfloat16 has 8 bits
 
 
@@ -83,8 +85,8 @@ def _agreeing(candidates: Iterator[Candidate]) -> Iterator[tuple[nn.Module, Forw
     judged: dict[tuple[Any, ...], bool] = {}
     for module, forward, alike in candidates:
         if alike not in judged:
-            weight = next(module.parameters())
-            x = torch.randn(1, 40, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+            like = _input_of(module)
+            x = torch.randn(1, 40, like.shape[-1], generator=torch.Generator().manual_seed(0)).to(like.dtype)
             judged[alike] = all(_same(module(rows), forward(rows)) for rows in (x, x[:, :3]))
         if judged[alike]:
             yield module, forward
@@ -95,6 +97,14 @@ def _same(expected: Tensor, given: Tensor) -> bool:
     return bool(
         (given.float() - expected.float()).abs().max() <= _WITHIN[expected.dtype] * expected.float().abs().max()
     )
+
+
+def _input_of(module: Any) -> Tensor:
+    """No rows of what a norm, a linear layer or a gate is for: [0, width], in its number format, where it is."""
+    first = getattr(module, "gate_proj", module)
+    if isinstance(first, PackedLinear):
+        return torch.empty(0, first.in_features, dtype=first.dtype, device=first.blocks.device)
+    return first.weight.new_empty(0, first.weight.shape[-1])
 
 
 def _own(model: nn.Module) -> Iterator[Any]:
@@ -109,10 +119,10 @@ def _norms_and_gates(model: nn.Module, made: dict[nn.Module, Forward]) -> Iterat
             weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
             if isinstance(weight, Tensor) and isinstance(eps, float) and kernel.takes(weight):
                 yield module, _norm(module, weight, eps), (type(module), weight.shape, weight.dtype, eps)
-        elif all(isinstance(getattr(module, name, None), nn.Linear) for name in ("gate_proj", "up_proj", "down_proj")):
-            weight = module.gate_proj.weight
-            if kernel.takes(weight):
-                yield module, _gated(module, made), (type(module), type(module.act_fn), weight.shape, weight.dtype)
+        elif all(isinstance(getattr(module, name, None), _LINEAR) for name in ("gate_proj", "up_proj", "down_proj")):
+            like, out = _input_of(module), module.gate_proj.out_features
+            if kernel.takes(like):
+                yield module, _gated(module, made), (type(module), type(module.act_fn), like.shape, out, like.dtype)
 
 
 def _norm(module: Any, weight: Tensor, eps: float) -> Forward:

@@ -28,6 +28,7 @@ from streamh2o.gguf_tokenizer import byte_level_tokenizer
 LAYOUT = 2  # raise when the same file would be unpacked differently
 MARK = "streamh2o.json"  # written last: what the folder was made from, and the size of each of its files
 STALE_SECONDS = 24 * 3600
+_PACKED = "-packed"  # after the name of the folder beside which the blocks lie
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ def cached_folder(path: Path) -> Path:
     return models_home() / f"{real.stem[:80]}-{stat.st_size}-{stat.st_mtime_ns}-{__version__}-{place}"
 
 
+def cached_packed(path: Path) -> Path:
+    """Where the blocks of `path` lie or would lie, for `--weights packed`."""
+    folder = cached_folder(path)
+    return folder.with_name(folder.name + _PACKED)
+
+
 def safetensors_folder(path: Path, tell: Callable[[str], None] = lambda line: None) -> Path:
     """The folder with the weights and tokenizer of the GGUF file `path`, made now where it is not there yet.
 
@@ -74,9 +81,9 @@ def safetensors_folder(path: Path, tell: Callable[[str], None] = lambda line: No
         return folder
     header = read_header(path)
     tell(f"Unpacking {path.name} into the cache, once ...")
-    with _building(folder) as unfinished:
+    with building(folder) as unfinished:
         _unpack(path, header, unfinished)
-        _write_mark(unfinished, path)
+        write_mark(unfinished, path)
     return folder
 
 
@@ -92,13 +99,22 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
 
 
 def list_cached() -> list[CachedGguf]:
-    """The dequantised models in the cache, by name."""
+    """The dequantised models in the cache, by name; the size is with the blocks beside them."""
     try:
         folders = sorted(models_home().iterdir())
     except OSError:
         return []
-    marks = [(folder, read_mark(folder)) for folder in folders]
-    return [CachedGguf(folder, Path(mark["source"]), sum(mark["files"].values())) for folder, mark in marks if mark]
+    sizes = {folder: (mark, sum(mark["files"].values())) for folder in folders if (mark := read_mark(folder))}
+    packed = {folder.name.removesuffix(_PACKED): size for folder, (_, size) in sizes.items() if _is_packed(folder)}
+    return [
+        CachedGguf(folder, Path(mark["source"]), size + packed.get(folder.name, 0))
+        for folder, (mark, size) in sizes.items()
+        if not _is_packed(folder)
+    ]
+
+
+def _is_packed(folder: Path) -> bool:
+    return folder.name.endswith(_PACKED)
 
 
 def _unpack(path: Path, header: GgufHeader, folder: Path) -> None:
@@ -138,7 +154,7 @@ def readable_errors(what: str, verb: str = "loaded") -> Iterator[None]:
 
 
 @contextmanager
-def _building(folder: Path) -> Iterator[Path]:
+def building(folder: Path) -> Iterator[Path]:
     """A private folder beside `folder` that takes its place in one step when the block ends well."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -164,7 +180,7 @@ def _building(folder: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write_mark(folder: Path, source: Path) -> None:
+def write_mark(folder: Path, source: Path) -> None:
     sizes = {}
     for file in sorted(folder.iterdir()):
         file.chmod(0o600)

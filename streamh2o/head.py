@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamh2o import kernel
+from streamh2o.packed_weights import PackedLinear
 from streamh2o.packing import Packed, spare
 
 BLOCK = 128  # rows of logits at a time
@@ -45,6 +46,8 @@ class Head:
         """
         if self._is_product() and kernel.takes(hidden) and self._embedding.weight.dtype == hidden.dtype:
             return kernel.head_losses(hidden, self._embedding.weight, self._packed(), targets)
+        if self._is_packed_product(hidden):
+            return self._embedding.losses(hidden, targets)
         result = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         for start in range(0, len(targets), BLOCK):
             rows = slice(start, start + BLOCK)
@@ -65,6 +68,11 @@ class Head:
         plain = type(layer) is nn.Linear and layer.bias is None and layer.in_features % 2 == 0
         plain = plain and kernel.takes(layer.weight) and layer.weight.is_contiguous()
         return plain and "forward" not in vars(layer) and self._factor == 1.0 and not self._cap
+
+    def _is_packed_product(self, hidden: Tensor) -> bool:
+        """The same of an embedding in the blocks of a GGUF file."""
+        layer = self._embedding
+        return isinstance(layer, PackedLinear) and layer.compiled(hidden) and self._factor == 1.0 and not self._cap
 
     def _packed(self) -> Tensor | None:
         """The embedding as the kernel wants it, where memory allows."""

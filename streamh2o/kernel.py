@@ -211,6 +211,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed
 
 
+def packed_linear(x: Tensor, blocks: Tensor, kind: int, bias: Tensor | None) -> Tensor:
+    """x [..., n] times the weights in blocks [m, bytes], transposed, plus bias [m] float32: [..., m].
+
+    kind: the number of a `gguf_blocks.Blocks`. The weights are rounded to x's number format.
+    """
+    result: Tensor = torch.ops.streamh2o.packed_linear(x.contiguous(), blocks, kind, bias)
+    return result
+
+
 def _load(tell: Callable[[str], None]) -> None:
     """Register the operators with torch. Raises UserError where they cannot be built."""
     if hasattr(torch.ops.streamh2o, "attend_and_sum"):

@@ -93,6 +93,14 @@ def model_folder(name: str, *, trust_remote_code: bool = False, tell: Callable[[
     return _hub_folder(name, trust_remote_code, tell)
 
 
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file of the model called `name`, None where it is none, or not here."""
+    if name in NAMED:
+        return NAMED[name].path()
+    path = Path(name).expanduser()
+    return path if path.is_file() and path.suffix.lower() == ".gguf" else None
+
+
 def check_folder(folder: Path) -> Path:
     """`folder` itself. Raises UserError where it lacks a configuration, safetensors or a tokenizer."""
     try:

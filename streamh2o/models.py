@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from streamh2o.architectures import SUPPORTED, kv_heads, require_known, require_supported, trained_positions
 from streamh2o.errors import UsageError, UserError
 from streamh2o.gguf_cache import readable_errors
-from streamh2o.model_files import DEFAULT_MODEL, get_model, list_models, model_folder
+from streamh2o.model_files import DEFAULT_MODEL, get_model, gguf_file, list_models, model_folder
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,7 @@ __all__ = [
     "trained_positions",
 ]
 
+WEIGHTS = ("plain", "packed")
 TRANSFORMERS = ("5.0", "6")  # from the first, below the second; pyproject.toml says the same
 _SAMPLES = 256  # blocks of a weight file that its fingerprint reads
 _BLOCK = 4096
@@ -43,7 +44,8 @@ class Loaded:
     """A model ready to stream: `model` in evaluation mode on `device`, in `dtype`, with its tokenizer.
 
     trained_positions: the largest cache plus chunk, in tokens. fingerprint: changes when configuration, weights or
-    tokenizer change, wherever the files lie and whenever they were written.
+    tokenizer change, wherever the files lie and whenever they were written. weights: plain, or packed: the blocks of
+    a GGUF file.
     """
 
     name: str
@@ -53,15 +55,18 @@ class Loaded:
     device: torch.device
     trained_positions: int
     fingerprint: str
+    weights: str = "plain"
 
     def info(self) -> dict[str, Any]:
         """What `--json` says about the model; plain numbers and strings."""
+        from streamh2o.packed_weights import packed_parameters, weight_bytes
+
         config: Any = self.model.config.get_text_config()
         heads = config.num_attention_heads
         return {
             "name": self.name,
             "architecture": self.model.config.model_type,
-            "parameters": self.model.num_parameters(),
+            "parameters": self.model.num_parameters() + packed_parameters(self.model),
             "layers": config.num_hidden_layers,
             "heads": heads,
             "kv_heads": kv_heads(config),
@@ -69,6 +74,8 @@ class Loaded:
             "vocabulary": config.vocab_size,
             "trained_positions": self.trained_positions,
             "fingerprint": self.fingerprint,
+            "weights": self.weights,
+            "weight_bytes": weight_bytes(self.model),
         }
 
 
@@ -79,13 +86,15 @@ def load_model(
     trust_remote_code: bool = False,
     selftest: bool = True,
     device_map: str | dict[str, Any] | None = None,
+    weights: str = "plain",
 ) -> Loaded:
     """Load the model called `name`: a named one (smollm2-135m), a Hugging Face folder, a `.gguf` file or a hub id.
 
     dtype: auto (bfloat16 where the device is fast in it), float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N
     or mps. Code that a model brings along runs only with `trust_remote_code`.
     selftest: try the model on 32 tokens before it is given out. device_map: spread the layers over all devices, as
-    `accelerate` does it: auto, or what goes where.
+    `accelerate` does it: auto, or what goes where. weights: plain, or packed, which keeps the matrices of a GGUF file
+    in its blocks, on a CPU.
     Raises UserError where the model is not there, not supported or damaged; UsageError for an unknown dtype or device.
     """
     import torch
@@ -97,25 +106,18 @@ def load_model(
     check_transformers(transformers.__version__)
     place = choose_device(device)
     number = choose_dtype(dtype, place)
+    path = None if weights == "plain" else _require_packable(name, weights, place, device_map is not None)
     spread = {} if device_map is None else {"device_map": _require_accelerate(device_map, device)}
     with quiet_transformers():
         folder = model_folder(name, trust_remote_code=trust_remote_code, tell=tell)
         how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         config = _config(name, folder, how)
-        with readable_errors(f"The model {name}"):
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                config=config,
-                dtype=number,
-                use_safetensors=True,
-                output_loading_info=True,
-                **spread,
-                **how,
-            )
-            model, report = loaded
-        missing = sorted(report["missing_keys"])
-        if missing:
-            raise UserError(f"{name} lacks {len(missing)} of its weights ({missing[0]} for one); get it again.")
+        if path is None:
+            model = _plain_model(name, folder, config, number, {**spread, **how})
+        else:
+            from streamh2o.packed_cache import load_packed
+
+            model = load_packed(path, config, number, tell)
         tokenizer = _tokenizer(name, folder, how)
     model.eval().requires_grad_(False)
     if spread:
@@ -129,10 +131,41 @@ def load_model(
         raise UserError(
             f"{name} does not fit on {place}; use a smaller model, --device-map auto or --device cpu."
         ) from error
-    made = Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder))
+    made = Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder), weights)
     if selftest:
         require_same(made)
     return made
+
+
+def _plain_model(name: str, folder: Path, config: Any, dtype: torch.dtype, how: dict[str, Any]) -> Any:
+    """The model in `folder`, as `transformers` loads it."""
+    import transformers
+
+    with readable_errors(f"The model {name}"):
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **how
+        )
+        model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UserError(f"{name} lacks {len(missing)} of its weights ({missing[0]} for one); get it again.")
+    return model
+
+
+def _require_packable(name: str, weights: str, device: torch.device, spread: bool) -> Path:
+    """The GGUF file of the model called `name`. Raises UsageError where its blocks cannot be kept."""
+    if weights != "packed":
+        raise UsageError(f"--weights {weights}: must be {' or '.join(WEIGHTS)}.")
+    if spread:
+        raise UsageError("--weights packed is for one CPU, and --device-map spreads the model; leave one out.")
+    if device.type != "cpu":
+        raise UsageError(
+            f"--weights packed is for a CPU, and the device is {device}; add --device cpu or leave it out."
+        )
+    path = gguf_file(name)
+    if path is None:
+        raise UsageError(f"--weights packed is for GGUF files, and {name} is none; leave it out.")
+    return path
 
 
 def _require_accelerate(device_map: str | dict[str, Any], device: str) -> str | dict[str, Any]:

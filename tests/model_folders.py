@@ -16,9 +16,11 @@ def vocabulary_size() -> int:
     return toy_tokenizers.gpt2().get_vocab_size()
 
 
-def llama():
+def llama(**extra):
     """A Llama of two layers, 4 query and 2 KV heads, with as many words as the toy tokenizer."""
     config = tiny.llama(heads=4, kv_heads=2).config
+    for name, value in extra.items():
+        setattr(config, name, value)
     config.vocab_size = vocabulary_size()
     return tiny.build(config)
 
@@ -71,6 +73,8 @@ def gguf_file(
     writer.add_add_bos_token(bos)
     writer.add_chat_template("{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}")
     for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
         array = _ggml_weight(name, weight, config).contiguous().numpy()
         if blocks is not None and array.ndim == 2 and array.shape[1] % 32 == 0:
             writer.add_tensor(_ggml_name(name), gguf.quants.quantize(array, blocks), raw_dtype=blocks)

@@ -64,6 +64,7 @@ def answer(
     ] = "",
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
+    weights: opt.Weights = "plain",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     kernel: opt.Kernel = "auto",
@@ -151,7 +152,7 @@ def answer(
     display = make_display(quiet)
     keeper = open_keeper(checkpoint, checkpoint_every, resume, display.note)
     with keeper or nullcontext():
-        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code)
+        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, weights=weights)
         machine = settle(machine, keeper, sources, plan.described(), {})
         if keeper is not None and keeper.finished:
             display.note(f"{checkpoint}: this run had come to its end; these are its answers.")

@@ -20,6 +20,7 @@ app = make_app()
 def bench(
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
+    weights: opt.Weights = "plain",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     kernel: opt.Kernel = "auto",
@@ -72,7 +73,7 @@ def bench(
         raise UsageError(f"--new {new}: must be 2 or more, since the first token and those after it are timed apart.")
     check_outputs({"--json": json}, [model])
     processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype, device, trust_remote_code)
+    loaded = load_model(model, dtype, device, trust_remote_code, weights=weights)
     if generate:
         from streamh2o.bench_generate import bench_generate
 
@@ -101,7 +102,9 @@ def bench(
         write_whole(json, (codec.dumps(result, indent=1) + "\n").encode())
     print("\n\n".join(_generated(result) if generate else _streamed(result, min(caches))))
     how = f"{result['threads']} threads, {result['kernel']} kernel, chunks of {chunk}"
-    print(f"\n{model}, {result['dtype']} on {result['device']}, {how}")
+    print(
+        f"\n{model}, {'packed weights, ' if weights == 'packed' else ''}{result['dtype']} on {result['device']}, {how}"
+    )
 
 
 def _peers(name: str, model: Any, ids: Any, chunk: int) -> Any:

@@ -30,6 +30,7 @@ def compare(
     ],
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
+    weights: opt.Weights = "plain",
     device: opt.Device = "auto",
     device_map: opt.DeviceMap = None,
     threads: opt.Threads = None,
@@ -132,7 +133,7 @@ def compare(
         kv_bits=kv_bits,
     )
     processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map)
+    loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map, weights=weights)
     check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs
     with make_display(quiet) as display, Interrupt() as interrupt:

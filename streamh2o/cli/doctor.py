@@ -14,6 +14,7 @@ app = make_app()
 def doctor(
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
+    weights: opt.Weights = "plain",
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     kernel: opt.Kernel = "auto",
@@ -36,7 +37,7 @@ def doctor(
 
     torch.set_num_threads(threads or physical_cores())
     wrong = 0
-    for finding in examine(model, dtype, device, kernel):
+    for finding in examine(model, dtype, device, kernel, weights):
         wrong += not finding.good
         print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what + ':':13} {visible(finding.line)}", flush=True)
     print(f"{wrong} of these {'is' if wrong == 1 else 'are'} wrong." if wrong else "All is well.")

@@ -58,6 +58,7 @@ def generate(
     ] = False,
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
+    weights: opt.Weights = "plain",
     device: opt.Device = "auto",
     device_map: opt.DeviceMap = None,
     threads: opt.Threads = None,
@@ -168,7 +169,7 @@ def generate(
     keeper = open_keeper(checkpoint, checkpoint_every, resume, _tell(quiet))
     with keeper or nullcontext():
         options = {**slots_wanted, **asdict(sampling), **reading, **length}
-        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map)
+        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map, weights)
         machine = settle(machine, keeper, [source] if source else [], options, {"--transcript": transcript})
         if keeper is not None and keeper.finished:
             _tell(quiet)(f"{checkpoint}: this text had come to its end.")

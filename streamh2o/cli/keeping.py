@@ -24,11 +24,19 @@ class Machine:
     kernel: str
     trust_remote_code: bool
     device_map: str | None = None
+    weights: str = "plain"
 
     def load(self) -> Loaded:
         from streamh2o.models import load_model
 
-        return load_model(self.model, self.dtype, self.device, self.trust_remote_code, device_map=self.device_map)
+        return load_model(
+            self.model,
+            self.dtype,
+            self.device,
+            self.trust_remote_code,
+            device_map=self.device_map,
+            weights=self.weights,
+        )
 
 
 def open_keeper(folder: Path | None, every: str, resume: bool, tell: Callable[[str], None]) -> Keeper | None:
@@ -78,6 +86,8 @@ def settle(
     with quiet_transformers():
         folder = model_folder(machine.model, trust_remote_code=machine.trust_remote_code, tell=tell)
     where = {"dtype": number, "device": str(place), "threads": torch.get_num_threads(), "kernel": chosen()}
+    if machine.weights != "plain":
+        where["weights"] = machine.weights  # else not named, so that older checkpoints stay good
     options = {**options, **where}
     keeper.check(describe(sources, options, (machine.model, fingerprint(folder))), outputs)
     return replace(machine, dtype=number, device=device, threads=threads)

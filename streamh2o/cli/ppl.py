@@ -38,6 +38,7 @@ def ppl(
     ],
     model: opt.Model = "smollm2-135m",
     dtype: opt.Dtype = "auto",
+    weights: opt.Weights = "plain",
     device: opt.Device = "auto",
     device_map: opt.DeviceMap = None,
     threads: opt.Threads = None,
@@ -132,7 +133,7 @@ def ppl(
 
         other.refuse_what_it_has_not(ctx, ppl_def)
         ask = other.Ask(ppl_def, context, stride, sources, options, outputs, quiet)
-        raise typer.Exit(other.run(ask, model, dtype, device, threads, kernel, trust_remote_code))
+        raise typer.Exit(other.run(ask, model, dtype, device, threads, kernel, trust_remote_code, weights))
     if context is not None or stride is not None:
         raise UsageError("--context and --stride belong to --ppl-def hf, llamacpp or lmeval; a stream has --cache.")
 
@@ -151,7 +152,7 @@ def ppl(
     keeper = open_keeper(checkpoint, checkpoint_every, resume, plan.display.note)
     with keeper or nullcontext():
         growing = {option: path for option, path in outputs.items() if option != "--json"}
-        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map)
+        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map, weights)
         machine = settle(machine, keeper, sources, plan.described(), growing)
         if keeper is not None and keeper.finished:
             plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")

@@ -59,7 +59,14 @@ def refuse_what_it_has_not(ctx: typer.Context, definition: str) -> None:
 
 
 def run(
-    ask: Ask, model: str, dtype: str, device: str, threads: int | None, kernel: str, trust_remote_code: bool
+    ask: Ask,
+    model: str,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    kernel: str,
+    trust_remote_code: bool,
+    weights: str,
 ) -> int:
     """Every input in turn, then the results; returns the exit code."""
 
@@ -73,7 +80,7 @@ def run(
     from streamh2o.report.live import make_display
 
     processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, weights=weights)
     definition = make_definition(ask.definition, loaded.trained_positions, loaded.tokenizer, ask.context, ask.stride)
     results: list[dict[str, Any]] = []
     failure: UserError | None = None
