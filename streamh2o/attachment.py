@@ -22,6 +22,15 @@ from streamh2o.positions import Branches, beyond_window, rotated
 from streamh2o.rotary import RotaryTable
 
 
+def _hashable(policy: Policy) -> bool:
+    """Whether a policy of a user's own has no knob, such as a list, that stands in the way."""
+    try:
+        hash(policy)
+    except TypeError:
+        return False
+    return True
+
+
 @lru_cache(maxsize=32)
 def _query_weights(policy: Policy, chunk: int, device: torch.device) -> Tensor:
     """`policy.query_weights`, which every layer of every pass would ask for."""
@@ -41,7 +50,8 @@ def _attend_and_score(
     policy, chunk = cache.policy, query.shape[2]
     weights = None
     if policy.scored:
-        weights = _query_weights(policy, chunk, query.device)
+        weights = _query_weights(policy, chunk, query.device) if _hashable(policy) else None
+        weights = policy.query_weights(chunk, query.device) if weights is None else weights
     newest_weights = policy.newest_weights(chunk, query.device)
     if newest_weights is None:
         output, sums = attend_and_sum(query, keys, values, weights, policy.far, hidden, softcap)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import AttentionInterface
 
 from streamh2o.cache import FixedCache
@@ -35,6 +36,11 @@ def is_known(module: nn.Module) -> bool:
     return all(hasattr(attention, name) for name in ("head_dim", "scaling", "layer_idx"))
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody has hooks on a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 class DecoderLayer:
     """`module.forward`, as far as a cache of ours is given; else the module's own.
 
@@ -50,13 +56,15 @@ class DecoderLayer:
         gated: Callable[[Tensor], Tensor],
         down: Callable[..., Tensor],
     ) -> None:
-        self._module, self._own = module, type(module).forward.__get__(module)
+        self._own = type(module).forward.__get__(module)
         self._attention = module.self_attn
+        self._parts = [part for part in module.modules() if part is not module]
         self._norms, self._projections, self._gated, self._down = norms, projections, gated, down
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        if args or not isinstance(cache, FixedCache) or kwargs.get("attention_mask") is not None:
+        other = args or not isinstance(cache, FixedCache) or kwargs.get("attention_mask") is not None
+        if other or self.is_watched():
             result: Tensor = self._own(hidden_states, *args, **kwargs)
             return result
         return self._through(
@@ -64,9 +72,12 @@ class DecoderLayer:
         )
 
     def is_watched(self) -> bool:
-        """Whether somebody has hooks on a part of the layer, which would not be called."""
-        parts = [part for part in self._module.modules() if part is not self._module]
-        return any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        """Whether somebody has hooks on a part of the layer, or on all modules, which would not be called."""
+        return bool(_global_forward_hooks or _global_forward_pre_hooks) or any(map(hooked, self._parts))
+
+    def is_patched(self) -> bool:
+        """Whether a part of the layer has a forward that is not its own."""
+        return any("forward" in part.__dict__ for part in self._parts)
 
     def agrees(self, same: Callable[[Tensor, Tensor], bool]) -> bool:
         """Whether it gives, by plain attention over a random input, what the module gives, which rotates by zero."""
@@ -85,7 +96,7 @@ class DecoderLayer:
         try:
             expected = self._own(x, position_embeddings=(angles, torch.zeros_like(angles)))
             found = self._through(x, self._plain)
-        except (TypeError, ValueError, AttributeError, RuntimeError):  # it is not called so, or mixes number formats
+        except Exception:  # it is not called so, or mixes number formats: whatever a family's own code may say
             return False
         finally:
             config._attn_implementation = ours

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from streamh2o import kernel
-from streamh2o.decoder_layer import PROJECTIONS, DecoderLayer, is_known
+from streamh2o.decoder_layer import PROJECTIONS, DecoderLayer, hooked, is_known
 from streamh2o.own_attention import own_forward
 from streamh2o.packed_weights import PackedLinear
 from streamh2o.packing import Packed, spare
@@ -49,30 +49,51 @@ class Fused:
             if forward is not None:
                 self._forwards.append((module, forward))
 
+        self._depth = 0
+        self._on: list[tuple[nn.Module, Forward]] = []  # what `off` has to take away
+        of_module = [(module, names) for module in model.modules() for names in (module._modules, module._parameters)]
+        self._standing = [(names, name, part) for _, names in of_module for name, part in names.items()]
+
+    def stands(self) -> bool:
+        """Whether the model still has the modules and parameters that it was made for."""
+        return all(names.get(name) is part for names, name, part in self._standing)
+
     def on(self) -> None:
-        """The modules work as one operation each, and rotate nothing: positions must be zero until `off`."""
-        for module, forward in self._forwards:
+        """The modules work as one operation each, and rotate nothing: positions must be zero until `off`.
+
+        A module that somebody has given another forward meanwhile, or a layer with such a part, keeps it.
+        """
+        self._depth += 1
+        if self._depth > 1:  # two models may share a decoder
+            return
+        whole: list[tuple[nn.Module, Forward]] = [
+            (module, layer) for module, layer in self._layers if not layer.is_watched() and not layer.is_patched()
+        ]
+        self._on = [(module, own) for module, own in [*self._forwards, *whole] if "forward" not in module.__dict__]
+        for module, forward in self._on:
             if isinstance(forward, _Linear):
                 forward.refresh()
             module.__dict__["forward"] = forward
-        for module, layer in self._layers:
-            if not layer.is_watched():
-                module.__dict__["forward"] = layer
 
     def off(self) -> None:
-        """The modules work as `transformers` made them."""
-        for module, _ in [*self._forwards, *self._layers]:
-            module.__dict__.pop("forward", None)
+        """The modules work as they did before the first `on`, once as many `off` have come."""
+        self._depth -= 1
+        if self._depth:
+            return
+        for module, forward in self._on:
+            if module.__dict__.get("forward") is forward:
+                del module.__dict__["forward"]
+        self._on = []
 
 
 _made: WeakKeyDictionary[nn.Module, tuple[Any, Fused]] = WeakKeyDictionary()
 
 
 def fused(decoder: nn.Module) -> Fused:
-    """The one of this decoder, made anew where its numbers, its place or the kernel have changed."""
+    """The one of this decoder, made anew where its parts, their numbers, its place or the kernel have changed."""
     weight = next(decoder.parameters())
     state = kernel.chosen(), weight.dtype, weight.device
-    if decoder not in _made or _made[decoder][0] != state:
+    if decoder not in _made or _made[decoder][0] != state or not _made[decoder][1].stands():
         _made[decoder] = state, Fused(decoder)
     return _made[decoder][1]
 
@@ -134,21 +155,26 @@ def _gated(module: Any, made: dict[nn.Module, Forward]) -> Forward:
     gate, up, down = module.gate_proj, module.up_proj, module.down_proj
     first, second = made.get(gate), made.get(up)
     if isinstance(first, _Linear) and isinstance(second, _Linear) and gate.bias is None and up.bias is None:
-        return _Gated(first, second, down)
+        return _Gated(module, first, second)
     return lambda x: down(kernel.gate(gate(x), up(x)))
 
 
 class _Gated:
     """A gate made of the products with both its weights before they are written, and the linear layer behind it."""
 
-    def __init__(self, gate: _Linear, up: _Linear, down: nn.Linear) -> None:
-        self._gate, self._up, self._down = gate, up, down
+    def __init__(self, module: Any, gate: _Linear, up: _Linear) -> None:
+        self._gate, self._up, self._down = gate, up, module.down_proj
+        self._layers = module.gate_proj, module.up_proj
 
     def inner(self, x: Tensor) -> Tensor:
         return kernel.gated_linear(x, self._gate.weight, self._up.weight, self._gate.features)
 
     def __call__(self, x: Tensor) -> Tensor:
-        result: Tensor = self._down(self.inner(x))
+        if any(hooked(layer) for layer in self._layers):
+            inner = kernel.gate(*(layer(x) for layer in self._layers))
+        else:
+            inner = self.inner(x)
+        result: Tensor = self._down(inner)
         return result
 
 
@@ -195,7 +221,7 @@ def _layers(model: nn.Module, made: dict[nn.Module, Forward]) -> list[tuple[nn.M
         linear = all(isinstance(part, _Linear) for part in (*projections, down))
         if linear and isinstance(gated, _Gated) and None not in norms:
             layer = DecoderLayer(module, norms, projections, gated.inner, down)
-            if not layer.is_watched() and layer.agrees(_same):
+            if not layer.is_patched() and layer.agrees(_same):
                 found.append((module, layer))
     return found
 

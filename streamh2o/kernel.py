@@ -159,6 +159,8 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None, features: int, residu
 
     residual [..., features] is added to what would be stored without it.
     """
+    if residual is not None:
+        residual = residual.contiguous()
     product: Tensor = torch.ops.streamh2o.linear(x.contiguous(), packed, bias, features, residual)
     return product
 

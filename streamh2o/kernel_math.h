@@ -38,6 +38,7 @@ inline T* room(int64_t n) {
   thread_local int64_t size = 0;
   if (size < n) {
     kept.reset();
+    size = 0;  // should there be no room
     kept = std::make_unique_for_overwrite<T[]>(n);
     size = n;
   }

@@ -38,7 +38,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.compiled(x):
-            return kernel.packed_linear(x, self.blocks, self.kind.number, self.bias)
+            bias = None if self.bias is None else self.bias.float()  # `model.to` may have changed it
+            return kernel.packed_linear(x, self.blocks, self.kind.number, bias)
         weight = self.kind.unpacked(self.blocks).to(x.dtype)
         return nn.functional.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
 

@@ -38,10 +38,18 @@ def _takes(cache: SlotCache, query: Tensor) -> bool:
 @lru_cache(maxsize=4)
 def _divisors(policy: Policy, positions: int) -> Tensor | None:
     """`Policy.divisor` by age, with what `SlotCache.lower_lost` makes of it: the last one is for all older ages."""
-    if policy.positions == "rolled":
-        return policy.divisor(torch.arange(AGES))
-    divisors = policy.divisor(torch.arange(positions + 1))
-    divisors = torch.ones(positions + 1) if divisors is None else divisors.clone()
+    rolled = policy.positions == "rolled"
+    ages = torch.arange(AGES if rolled else positions + 1)
+    given = policy.divisor(ages)
+    if given is None and rolled:
+        return None
+    divisors = (
+        torch.ones(len(ages))
+        if given is None
+        else given.float().expand(len(ages)).clone(memory_format=torch.contiguous_format)
+    )
+    if rolled:
+        return divisors
     divisors[positions] = math.inf
     return divisors
 

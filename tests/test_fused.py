@@ -161,6 +161,7 @@ def test_layers_of_llama_s_kind_are_replaced_whole_but_not_where_somebody_listen
     assert replaced(model).count("LlamaDecoderLayer") == 1
     assert "forward" in vars(first)
     made.off()
+    heard.clear()  # of the trial
     tiny.stream_losses(model, make_policy("h2o", 16), tiny.tokens(20), 8)
     assert len(heard) == 3
     handle.remove()
@@ -184,3 +185,86 @@ def test_a_layer_that_adds_otherwise_keeps_its_own_code():
     made.on()
     assert "forward" not in vars(model.model.layers[0])
     made.off()
+
+
+@torch.no_grad()
+def generated(model):
+    """The logits of a pass over 20 tokens with a StreamCache."""
+    with StreamCache.for_model(model, cache=16, policy="h2o") as cache:
+        return model(tiny.tokens(20), past_key_values=cache).logits
+
+
+def negative(module, args, output):
+    return -output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("part", ["self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"])
+def test_a_part_that_is_replaced_or_has_a_hook_after_the_first_use_is_heeded(part, dtype):
+    class Negative(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.weight, self.bias = inner, inner.weight, inner.bias
+
+        def forward(self, x):
+            return -self.inner(x)
+
+    kernel.choose("compiled")
+    model = tiny.llama().to(dtype)
+    before = generated(model)
+    inner = model.model.layers[0].get_submodule(part)
+    handle = inner.register_forward_hook(negative)
+    hooked = generated(model)
+    handle.remove()
+    assert torch.equal(generated(model), before)
+    model.model.layers[0].set_submodule(part, Negative(inner))
+    replaced_part = generated(model)
+    expected = generated_plainly(model)
+    assert (before - expected).abs().mean() > 0.3
+    for found in (hooked, replaced_part):
+        assert (found - expected).abs().mean() < (1e-5 if dtype == torch.float32 else 0.06)
+
+
+def generated_plainly(model):
+    kernel.choose("torch")
+    try:
+        return generated(model)
+    finally:
+        kernel.choose("compiled")
+
+
+@pytest.mark.parametrize("part", ["", "mlp", "self_attn"])
+def test_a_forward_that_somebody_gave_a_part_is_called_and_stays(part):
+    kernel.choose("compiled")
+    model = tiny.llama().to(torch.bfloat16)
+    generated(model)
+    module, calls = model.model.layers[0].get_submodule(part), []
+    own = module.forward
+
+    def counting(*args, **kwargs):
+        calls.append(1)
+        return own(*args, **kwargs)
+
+    module.forward = counting
+    generated(model)
+    generated(model)
+    assert len(calls) == 2 * 1
+    assert module.forward is counting
+
+
+def test_norms_that_are_assigned_anew_are_seen():
+    kernel.choose("compiled")
+    model = tiny.llama()
+    generated(model)
+    other = {name: weight * 1.5 for name, weight in model.state_dict().items()}
+    model.load_state_dict(other, assign=True)
+    assert torch.allclose(generated(model), generated_plainly(model), atol=1e-3)
+
+
+@torch.no_grad()
+def test_embeddings_of_a_batch_in_pieces_are_taken():
+    kernel.choose("compiled")
+    model = tiny.llama().to(torch.bfloat16)
+    embedded = torch.randn(2, 30, model.config.hidden_size).bfloat16()
+    with StreamCache.for_model(model, cache=16, policy="h2o", chunk=8) as cache:
+        assert model(inputs_embeds=embedded, past_key_values=cache).logits.isfinite().all()

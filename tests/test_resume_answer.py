@@ -135,6 +135,11 @@ def test_ctrl_c_answers_from_what_was_read_and_resume_from_all_of_it(streamh2o, 
     assert (tmp_path / "a.json").read_text() == whole
 
 
+def marks(folder):
+    """What tells whether anything has been saved in a folder since."""
+    return {each.name: each.stat().st_mtime_ns for each in folder.rglob("*.json")} if folder.exists() else {}
+
+
 def test_killed_ten_times_the_answers_are_the_same(start, folder, tmp_path):
     text = tmp_path / "long.txt"
     text.write_text("".join(f"{number}. {TEXT}" for number in range(2000)))
@@ -143,8 +148,10 @@ def test_killed_ten_times_the_answers_are_the_same(start, folder, tmp_path):
     line = asking(folder, "-", tmp_path / "a.json", "--checkpoint", saved, "--checkpoint-every", 400, "--resume")
     kills = 0
     while kills < 10:
-        process = start(tmp_path, *line, stdin=text)
-        time.sleep(chance.uniform(0, 1.5))
+        before, process = marks(saved), start(tmp_path, *line, stdin=text)
+        soon = time.monotonic() + chance.uniform(0, 1.5)  # every other time; else when something has been saved
+        while process.is_alive() and (time.monotonic() < soon if kills % 2 else marks(saved) == before):
+            time.sleep(0.01)
         process.kill()
         if ended(process) != -signal.SIGKILL:
             break

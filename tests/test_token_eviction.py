@@ -157,3 +157,36 @@ def test_policies_that_cannot_go_layer_by_layer_are_refused_by_name(name):
 def test_an_unknown_way_to_evict_is_refused():
     with pytest.raises(UsageError, match="chunk or token"):
         Stream(tiny.llama(), make_policy("h2o", 20), evict="pass")
+
+
+@dataclass(frozen=True)
+class Divided(Policy):
+    """Divides by what is given as another kind of tensor than the built-in policies give, and has a list for a knob."""
+
+    name: ClassVar[str] = "divided"
+    kind: tuple | list = ()
+
+    def divisor(self, age):
+        return torch.tensor(2.0).expand(age.shape) if self.kind[0] == "spread" else age
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("positions", ["rolled", "distance"])
+@pytest.mark.parametrize("kind", ["spread", "whole numbers"])
+def test_divisors_of_any_kind_are_read_right_by_the_kernel(positions, kind):
+    kernel.choose("compiled")
+    policy = Divided(cache=14, sinks=2, recent=5, hitters=7, positions=positions, kind=(kind,))
+    check_like_chunks_of_one(tiny.llama(), policy, tiny.tokens(80), [30, 70])
+
+
+def test_a_policy_of_ones_own_is_given_one_layer_at_a_time_and_may_have_a_list():
+    @dataclass(frozen=True)
+    class First(Divided):
+        def priority(self, scores, source_index, seen):
+            assert scores.shape[:2] == (1, 2)
+            return scores[0][None]
+
+    policy = First(cache=14, sinks=2, recent=5, hitters=7, kind=["spread"])
+    plain = make_policy("h2o", 14, sinks=2, recent=5)
+    found, expected = (tiny.stream_losses(tiny.llama(), each, tiny.tokens(60), 8) for each in (policy, plain))
+    assert torch.equal(found, expected)

@@ -137,8 +137,7 @@ class Policy:
 
     def priority(self, scores: Tensor, source_index: Tensor, seen: int) -> Tensor:
         """Which middle slots to keep: the `hitters` highest, by head. Arguments and result are
-        [batch, kv_heads, middle], the batch being that of all layers one after another; `seen` is the number of tokens
-        of the stream so far."""
+        [batch, kv_heads, middle]; `seen` is the number of tokens of the stream so far."""
         divisor = self.divisor(seen - source_index)
         return scores if divisor is None else (scores / divisor).masked_fill(divisor.isinf(), -math.inf)
 
@@ -147,6 +146,8 @@ class Policy:
 
         A policy that looks across layers says so by `across_layers`; the others may be asked one layer at a time.
         """
+        if type(self).priority is not Policy.priority:
+            return [self.priority(middle.scores, middle.source_index, seen) for middle in layers]
         priorities: list[Tensor] = []
         for group in alike([middle.scores for middle in layers], [middle.source_index for middle in layers]):
             scores, source_index = (torch.cat(tensors) for tensors in zip(*group, strict=True))
