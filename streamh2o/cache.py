@@ -92,10 +92,12 @@ class LayerSlots:
         chosen: [batch, kv_heads, hitters], slot numbers in ascending order.
         """
         used, self.used = self.used, sinks + chosen.shape[-1] + recent
-        for name in self.buffers:
-            buffer: Tensor = getattr(self, name)
-            keep = kernel.keep if kernel.takes_slots(buffer) else _keep
-            keep(buffer, chosen, sinks, recent, used)
+        buffers = [getattr(self, name) for name in self.buffers]
+        if kernel.takes_slots(chosen):
+            kernel.keep(buffers, chosen, sinks, recent, used)
+        else:
+            for buffer in buffers:
+                _keep(buffer, chosen, sinks, recent, used)
         if self.newest is not None:
             parts = self.newest[:, :, :sinks], self.newest.gather(2, chosen), self.newest[:, :, used - recent : used]
             self.newest = torch.cat(parts, dim=2)

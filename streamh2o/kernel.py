@@ -177,9 +177,9 @@ def highest(priority: Tensor, n: int) -> Tensor:
     return chosen
 
 
-def keep(buffer: Tensor, chosen: Tensor, sinks: int, recent: int, used: int) -> None:
-    """See `cache.LayerSlots.compact`: one buffer [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
-    torch.ops.streamh2o.keep(buffer, chosen, sinks, recent, used)
+def keep(buffers: list[Tensor], chosen: Tensor, sinks: int, recent: int, used: int) -> None:
+    """See `cache.LayerSlots.compact`: the buffers [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
+    torch.ops.streamh2o.keep(buffers, chosen, sinks, recent, used)
 
 
 def attend_scan(

@@ -8,19 +8,24 @@ namespace {
 
 constexpr int64_t kTogether = 64;  // rows that one thread copies at least
 
-// The rows of each head of `buffer` [batch, kv_heads, capacity, ...], contiguous, of which the first `used` are slots:
-// keep `sinks` first ones, those `chosen` [batch, kv_heads, n] in ascending order, and the `recent` last ones.
-void keep(Tensor& buffer, const Tensor& chosen, int64_t sinks, int64_t recent, int64_t used) {
-  TORCH_CHECK(buffer.is_contiguous() && chosen.is_contiguous(), "rows must lie in one piece");
-  const int64_t heads = buffer.size(0) * buffer.size(1), capacity = buffer.size(2), hitters = chosen.size(2);
-  const int64_t row = heads * capacity ? buffer.nbytes() / (heads * capacity) : 0;
-  TORCH_CHECK(used <= capacity && sinks + hitters + recent <= used, "more slots to keep than there are");
-  at::parallel_for(0, heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t h = begin; h < end; ++h) {
+// Of the rows of each head of all `buffers` [batch, kv_heads, capacity, ...], contiguous, of which the first `used` are
+// slots, keep `sinks` first ones, those `chosen` [batch, kv_heads, n] in ascending order, and the `recent` last ones.
+void keep(at::TensorList buffers, const Tensor& chosen, int64_t sinks, int64_t recent, int64_t used) {
+  const int64_t heads = chosen.size(0) * chosen.size(1), hitters = chosen.size(2);
+  TORCH_CHECK(chosen.is_contiguous() && sinks + hitters + recent <= used, "more slots to keep than there are");
+  for (const Tensor& buffer : buffers)
+    TORCH_CHECK(buffer.is_contiguous() && buffer.size(0) * buffer.size(1) == heads && used <= buffer.size(2),
+                "each buffer must lie in one piece, with a row for each slot");
+  at::parallel_for(0, heads * buffers.size(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Tensor& buffer = buffers[i / heads];
+      const int64_t h = i % heads, capacity = buffer.size(2);
+      if (capacity == 0) continue;
+      const int64_t row = buffer.nbytes() / (heads * capacity);
       char* const slots = static_cast<char*>(buffer.data_ptr()) + h * capacity * row;
       const int64_t* from = chosen.const_data_ptr<int64_t>() + h * hitters;
-      for (int64_t i = 0; i < hitters; ++i)  // never onto one that is still to be moved
-        std::memmove(slots + (sinks + i) * row, slots + from[i] * row, row);
+      for (int64_t k = 0; k < hitters; ++k)  // never onto one that is still to be moved
+        std::memmove(slots + (sinks + k) * row, slots + from[k] * row, row);
       std::memmove(slots + (sinks + hitters) * row, slots + (used - recent) * row, recent * row);
     }
   });
@@ -85,7 +90,7 @@ TORCH_LIBRARY_FRAGMENT(streamh2o, library) {
       "append(Tensor(a!) keys, Tensor(b!) values, Tensor(c!) scores, Tensor(d!) source_index, Tensor key, Tensor value, "
       "int used, int first) -> ()");
   library.def("highest(Tensor priority, int n) -> Tensor");
-  library.def("keep(Tensor(a!) buffer, Tensor chosen, int sinks, int recent, int used) -> ()");
+  library.def("keep(Tensor(a!)[] buffers, Tensor chosen, int sinks, int recent, int used) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {

@@ -85,11 +85,13 @@ def test_slots_that_stay_are_moved_as_by_plain_torch(shape, parts, dim, dtype, s
     buffer = torch.randint(0, 1000, (*shape, used + room, *dim), generator=generator).to(dtype)
     chosen = torch.rand(*shape, hitters + others, generator=generator).topk(hitters).indices.sort().values + sinks
     expected = buffer.clone()
+    other = torch.arange(used).expand(*shape, used).clone()
     cache._keep(expected, chosen, sinks, recent, used)
-    kernel.keep(buffer, chosen, sinks, recent, used)
+    kernel.keep([buffer, other], chosen, sinks, recent, used)
     kept = sinks + hitters + recent
     assert torch.equal(buffer[:, :, :kept], expected[:, :, :kept])
     assert torch.equal(buffer[:, :, used:], expected[:, :, used:])
+    assert torch.equal(other[:, :, sinks : sinks + hitters], chosen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
