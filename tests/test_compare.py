@@ -271,6 +271,17 @@ def test_both_pictures_are_drawn_for_any_part_of_the_cells(cells, tmp_path, some
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_titles_leave_room_for_the_panel_beside(cells, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    own, titles = Axes.set_title, []
+    monkeypatch.setattr(Axes, "set_title", lambda axes, text, **how: (titles.append(text), own(axes, text, **how))[1])
+    monkeypatch.setattr("streamh2o.report.comparison_plots._TITLE", 14)
+    plot_running(cells, tmp_path / "running.png")
+    assert "one…, cache 16" in titles
+    assert all(len(title) <= 14 for title in titles)
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.08))
 def test_labels_keep_their_order_and_their_distance(heights, gap):
     placed = _spread(sorted(heights), gap)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MARKERS = "osD^vPX"
 _POINTS = 400  # of a curve
+_TITLE = 44  # characters that fit above a panel
 _SETTLED = 0.1  # the part of a text after which a running perplexity sets the scale
 _LINE = 0.17  # inches between two labels
 
@@ -86,8 +87,8 @@ def _draw_running(
                 "" if difference and label == REFERENCE else f"{curve[-1]:+.2f} %" if difference else f"{curve[-1]:.2f}"
             )
             labels.append((float(curve[-1]), f"{label} {end}".rstrip(), styles[label]["color"]))
-        name = _short(text.source.name)
-        title = "" if difference else name if cache is None else f"{name}, cache {cache:,}"
+        place = "" if cache is None else f", cache {cache:,}"
+        title = "" if difference else _short(text.source.name, _TITLE - len(place)) + place
         _dress(axes, title, limits, labels)
         axes.set_xlim(0, text.tokens)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -264,7 +265,7 @@ def _save(figure: Figure, path: Path) -> None:
     write_whole(path, picture.getvalue())
 
 
-def _short(label: str, most: int = 44) -> str:
+def _short(label: str, most: int = _TITLE) -> str:
     name = label.rsplit("/", 1)[-1] or label
     return name if len(name) <= most else name[: most - 1] + "…"
 
