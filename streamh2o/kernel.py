@@ -228,7 +228,7 @@ def _load(tell: Callable[[str], None]) -> None:
         return
     library = cache_home() / "kernels" / f"{_fingerprint()}.so"
     if not library.exists():
-        tell("kernel: compiling it for this machine, once, in about 20 seconds (--kernel torch does without)")
+        tell("kernel: compiling it for this machine, once, in about 30 seconds (--kernel torch does without)")
         _build(library)
     try:
         torch.ops.load_library(library)
