@@ -1,7 +1,7 @@
 """A decoder layer of Llama's kind in a few operations: what `fused.py` lets stand in for the layer's own code.
 
-What such a layer of `transformers` does in Python between its products takes a good part of a short pass. Here the layer
-is a straight line of what stands in for its modules, with each residual added where a product is stored.
+What such a layer of `transformers` does in Python between its products takes a good part of a short pass. Here the
+layer is a straight line of what stands in for its modules, with each residual added where a product is stored.
 """
 
 from __future__ import annotations
