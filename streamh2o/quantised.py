@@ -1,8 +1,9 @@
 """Slots kept as integers of 8 or 4 bits, but for the sinks and the newest tokens, which stay as they are.
 
-After KIVI (arXiv 2402.02750): values are quantised per token, and of the keys, which are un-rotated here, what is
-particular to a channel is kept apart: its mean. (KIVI's scales are shared by 32 neighbouring tokens, which an eviction
-would tear apart.) A slot carries its own scales, so that an eviction moves integers: nothing is quantised twice.
+After KIVI (arXiv 2402.02750): values are quantised per token, and keys, which are un-rotated here, per channel: less
+its mean, and divided by its spread, both those of the first pass. (KIVI's scales are shared by 32 neighbouring tokens,
+which an eviction would tear apart.) Beside that a slot carries its own steps, for keys that come to differ. An eviction
+moves integers: nothing is quantised twice.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from streamh2o.policies.base import Policy
 
 BITS = (16, 8, 4)
 GROUP = 64  # channels that share a scale, where so many divide the head's
-WINDOW = 64  # newest slots of the recent window that stay as they are
-_ROUNDING = 2**-8  # more than bfloat16 rounds off a number
+WINDOW = 16  # newest slots of the recent window that stay as they are
+_NARROWEST = 0.25  # of the mean spread of a head's channels: the least that one is taken for
+_ROUNDING = 2**-8  # more than bfloat16 rounds off a step
 
 
 def require_bits(bits: int, evict: str) -> None:
@@ -47,49 +49,45 @@ def packed_slots(policy: Policy) -> int:
 
 
 def quantise(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """`x` [..., dim] as unsigned integers of 8 or 4 bits, by groups of channels from their lowest value up.
+    """`x` [..., dim] as unsigned integers of 8 or 4 bits, by groups of channels from minus to plus their largest value.
 
-    Returns codes [..., dim] uint8, or two in a byte [..., ceil(dim / 2)], and scales [..., groups, 2] bfloat16: the
-    step and the lowest value. A value comes back within half a step, which is the range of its group / (2**bits - 1),
-    a little rounded up.
+    Returns codes [..., dim] uint8, or two in a byte [..., ceil(dim / 2)], and steps [..., groups] bfloat16. A value
+    comes back within half a step, which is twice the largest of its group / (2**bits - 1), a little rounded up.
     """
     dim, levels = x.shape[-1], 2**bits - 1
     groups = x.float().unflatten(-1, (-1, math.gcd(dim, GROUP)))
-    lowest = groups.amin(-1)
-    lowest = (lowest - lowest.abs() * _ROUNDING).bfloat16()
-    step = ((groups.amax(-1) - lowest.float()) * ((1 + _ROUNDING) / levels)).clamp(min=1e-30).bfloat16()
-    codes = (groups - lowest.float().unsqueeze(-1)).div_(step.float().unsqueeze(-1)).round_().clamp_(0, levels)
+    steps = (groups.abs().amax(-1) * ((1 + _ROUNDING) * 2 / levels)).clamp(min=1e-30).bfloat16()
+    codes = (groups / steps.float().unsqueeze(-1)).add_(levels / 2).round_().clamp_(0, levels)
     packed = codes.flatten(-2).to(torch.uint8)
     if bits == 4:
         packed = functional.pad(packed, (0, dim % 2))
         low, high = packed.chunk(2, dim=-1)
         packed = low | (high << 4)
-    return packed, torch.stack([step, lowest], dim=-1)
+    return packed, steps
 
 
 def packed_bytes(dim: int, bits: int) -> int:
-    """What `quantise` makes of a row of so many channels: codes, and four bytes of scales a group."""
-    return math.ceil(dim * bits / 8) + 4 * (dim // math.gcd(dim, GROUP))
+    """What `quantise` makes of a row of so many channels: codes, and two bytes for the step of a group."""
+    return math.ceil(dim * bits / 8) + 2 * (dim // math.gcd(dim, GROUP))
 
 
-def dequantise(codes: Tensor, scales: Tensor, bits: int, dim: int) -> Tensor:
+def dequantise(codes: Tensor, steps: Tensor, bits: int, dim: int) -> Tensor:
     """What `quantise` was given, [..., dim] float32, each value within half a step."""
     if bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], dim=-1)[..., :dim]
-    groups = codes.unflatten(-1, (scales.shape[-2], -1)).float()
-    step, lowest = scales.float().split(1, dim=-1)  # [..., groups, 1]
-    return groups.mul_(step).add_(lowest).flatten(-2)
+    groups = codes.unflatten(-1, (steps.shape[-1], -1)).float()
+    return groups.sub_((2**bits - 1) / 2).mul_(steps.float().unsqueeze(-1)).flatten(-2)
 
 
 class Packed:
-    """Quantised rows: codes [batch, kv_heads, rows, bytes] uint8, scales [batch, kv_heads, rows, groups, 2] bfloat16.
+    """Quantised rows: codes [batch, kv_heads, rows, bytes] uint8, steps [batch, kv_heads, rows, groups] bfloat16.
 
     of: [batch, kv_heads, n, dim], what the rows will look like.
     """
 
     def __init__(self, of: Tensor, bits: int) -> None:
         self.bits, self.dim = bits, of.shape[-1]
-        self.codes, self.scales = quantise(of[:, :, :1], bits)
+        self.codes, self.steps = quantise(of[:, :, :1], bits)
         self.keep(torch.zeros(*of.shape[:2], 0, dtype=torch.int64, device=of.device))
 
     @property
@@ -102,26 +100,26 @@ class Packed:
         return self.codes.shape[0] * self.codes.shape[1] * packed_bytes(self.dim, self.bits)
 
     def add(self, x: Tensor) -> None:
-        codes, scales = quantise(x, self.bits)
-        self.codes, self.scales = torch.cat([self.codes, codes], dim=2), torch.cat([self.scales, scales], dim=2)
+        codes, steps = quantise(x, self.bits)
+        self.codes, self.steps = torch.cat([self.codes, codes], dim=2), torch.cat([self.steps, steps], dim=2)
 
     def keep(self, rows: Tensor) -> None:
         """Only `rows` [batch, kv_heads, kept] stay, as the integers they are."""
-        width, groups = self.codes.shape[-1], self.scales.shape[-2]
-        self.codes = self.codes.gather(2, rows[..., None].expand(-1, -1, -1, width))
-        self.scales = self.scales.gather(2, rows[..., None, None].expand(-1, -1, -1, groups, 2))
+        self.codes, self.steps = (
+            part.gather(2, rows[..., None].expand(-1, -1, -1, part.shape[-1])) for part in (self.codes, self.steps)
+        )
 
     def read(self) -> Tensor:
-        return dequantise(self.codes, self.scales, self.bits, self.dim)
+        return dequantise(self.codes, self.steps, self.bits, self.dim)
 
-    def load(self, codes: Tensor, scales: Tensor) -> None:
+    def load(self, codes: Tensor, steps: Tensor) -> None:
         """Raises ValueError where they are not rows of this kind."""
-        for mine, other in ((self.codes, codes), (self.scales, scales)):
+        for mine, other in ((self.codes, codes), (self.steps, steps)):
             if mine.dtype != other.dtype or (*mine.shape[:2], *mine.shape[3:]) != (*other.shape[:2], *other.shape[3:]):
                 raise ValueError
-        if codes.shape[2] != scales.shape[2]:
+        if codes.shape[2] != steps.shape[2]:
             raise ValueError
-        self.codes, self.scales = codes.clone(), scales.clone()
+        self.codes, self.steps = codes.clone(), steps.clone()
 
 
 class Scratch:
@@ -158,8 +156,8 @@ class QuantisedSlots(LayerSlots):
         self.source_index = self.source_index.new_zeros(*key.shape[:2], capacity)
         self.policy = policy
         self.packed_keys, self.packed_values = Packed(key, bits), Packed(value, bits)
-        # the mean of each channel of the keys, [batch, kv_heads, 1, head_dim] float32, since the first left the window
-        self.centre = torch.empty(0)
+        # of each channel of the keys, [batch, kv_heads, 1, head_dim] float32, since the first left the window
+        self.centre = self.spread = torch.empty(0)
         self.scratch = scratch
 
     @property
@@ -205,7 +203,7 @@ class QuantisedSlots(LayerSlots):
                 whole[:, :, :sinks] = stored[:, :, :sinks]
                 whole[:, :, sinks + rows :] = stored[:, :, sinks:full]
             if rows:
-                keys[:, :, sinks : sinks + rows] = self.packed_keys.read().add_(self.centre)
+                keys[:, :, sinks : sinks + rows] = self.packed_keys.read().mul_(self.spread).add_(self.centre)
                 values[:, :, sinks : sinks + rows] = self.packed_values.read()
             self.scratch.holder = self
         return keys, values
@@ -215,12 +213,18 @@ class QuantisedSlots(LayerSlots):
         if leaving.stop <= sinks:
             return
         if not self.centre.numel():
-            self.centre = self.keys[:, :, sinks:full].float().mean(dim=2, keepdim=True)
-        self.packed_keys.add(self.keys[:, :, leaving].float() - self.centre)
+            self._look_at_channels(self.keys[:, :, sinks:full].float())
+        self.packed_keys.add((self.keys[:, :, leaving].float() - self.centre) / self.spread)
         self.packed_values.add(self.values[:, :, leaving])
         for stored in (self.keys, self.values):
             stored[:, :, sinks : sinks + self.window] = stored[:, :, leaving.stop : full].clone()
         self._forget()
+
+    def _look_at_channels(self, keys: Tensor) -> None:
+        """Set each channel's mean and standard deviation; of few keys the latter may be far too small by chance."""
+        self.centre = keys.mean(dim=2, keepdim=True)
+        spread = keys.std(dim=2, correction=0, keepdim=True)
+        self.spread = spread.clamp(min=_NARROWEST * spread.mean(dim=-1, keepdim=True)).clamp(min=1e-30)
 
     def compact(self, sinks: int, recent: int, chosen: Tensor) -> None:
         self.leave_window(sinks, recent)
@@ -235,23 +239,24 @@ class QuantisedSlots(LayerSlots):
     def kv_bytes(self, slots: int) -> int:
         rows = max(0, slots - self.policy.sinks - self.window)
         per_row = self.packed_keys.row_bytes + self.packed_values.row_bytes
-        return super().kv_bytes(slots - rows) + rows * per_row + self.centre.nbytes
+        return super().kv_bytes(slots - rows) + rows * per_row + self.centre.nbytes + self.spread.nbytes
 
     def state(self) -> dict[str, Tensor]:
         kept = {name: getattr(self, name)[:, :, : self._full].contiguous() for name in ("keys", "values")}
-        kept["centre"] = self.centre
+        kept |= {"centre": self.centre, "spread": self.spread}
         for name, packed in (("keys", self.packed_keys), ("values", self.packed_values)):
-            kept |= {f"{name}_codes": packed.codes, f"{name}_scales": packed.scales}
+            kept |= {f"{name}_codes": packed.codes, f"{name}_steps": packed.steps}
         return super().state() | kept
 
     def load(self, parts: dict[str, Tensor]) -> None:
         super().load(parts)
-        self.packed_keys.load(parts["keys_codes"], parts["keys_scales"])
-        self.packed_values.load(parts["values_codes"], parts["values_scales"])
+        self.packed_keys.load(parts["keys_codes"], parts["keys_steps"])
+        self.packed_values.load(parts["values_codes"], parts["values_steps"])
         if self.packed_keys.rows != self.packed_values.rows:
             raise ValueError
-        self.centre = parts["centre"].clone()
-        if self.centre.shape != ((*self.keys.shape[:2], 1, self.keys.shape[3]) if self.packed_keys.rows else (0,)):
+        self.centre, self.spread = parts["centre"].clone(), parts["spread"].clone()
+        channels = (*self.keys.shape[:2], 1, self.keys.shape[3]) if self.packed_keys.rows else (0,)
+        if self.centre.shape != channels or self.spread.shape != channels:
             raise ValueError
         full = self._full
         for name in ("keys", "values"):

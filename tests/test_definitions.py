@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import shutil
+import subprocess
 from itertools import islice
 
 import numpy as np
@@ -19,6 +21,7 @@ from streamh2o.definitions.lmeval import LmEval
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models import load_model
 from tests.call import one_sentence
+from tests.model_folders import gguf_file, llama
 from tests.tiny_folder import make_book, make_folder
 
 PLACE = ("--dtype", "float32", "--device", "cpu", "--threads", "1", "--quiet")
@@ -91,6 +94,22 @@ def test_llamacpp_scores_the_second_half_of_each_whole_chunk(streamh2o, folder, 
     assert found["scored"] == count
     assert found["nll_mean"] == pytest.approx(total / count, abs=1e-5)
     assert found["bits_per_byte"] is None
+
+
+@pytest.mark.skipif(shutil.which("llama-perplexity") is None, reason="llama-perplexity of llama.cpp is not on PATH")
+@pytest.mark.parametrize("bos", [False, True])
+def test_llamacpp_is_what_llama_perplexity_itself_says(streamh2o, tmp_path, bos):
+    model = gguf_file(tmp_path / "model.gguf", llama(max_position_embeddings=512), bos=bos)
+    book = make_book(tmp_path)
+    book.write_text(4 * book.read_text())
+    command = ["llama-perplexity", "-m", model, "-f", book, "-c", "256", "-ctk", "f32", "-ctv", "f32", "-t", "1"]
+    theirs = None
+    for _ in range(50):  # it may end before its last lines are written
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        if theirs := re.search(r"Final estimate: PPL = ([0-9.]+)", run.stdout + run.stderr):
+            break
+    found = result(streamh2o, model, book, "--ppl-def", "llamacpp", "--context", "256")
+    assert found["ppl"] == pytest.approx(float(theirs[1]), rel=1e-4)
 
 
 @pytest.mark.parametrize("context", [16, 100, 500])
