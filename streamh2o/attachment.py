@@ -13,13 +13,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from streamh2o.architectures import own_attention
 from streamh2o.attention import attend, attend_and_sum, column_sums
-from streamh2o.cache import LayerSlots, SlotCache, take_appended
+from streamh2o.cache import SlotCache, take_appended
 from streamh2o.errors import UserError
 from streamh2o.fused import Fused, fused
 from streamh2o.own_attention import NAME, has_own_attention
 from streamh2o.policies.base import Policy
 from streamh2o.positions import Branches, beyond_window, rotated
 from streamh2o.rotary import RotaryTable
+from streamh2o.slots import LayerSlots
 
 
 def _hashable(policy: Policy) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.cache import SlotCache
 from streamh2o.errors import UserError
 from streamh2o.policies.base import Policy
 from streamh2o.positions import in_cache_positions
 from streamh2o.rotary import Rotary, RotaryTable
+from streamh2o.slots import LayerSlots
 
 
 class RotatedSlots(LayerSlots):

@@ -80,7 +80,7 @@ def append(
     used: int,
     first: int,
 ) -> None:
-    """See `cache.LayerSlots.append`: its buffers, new keys and values, where in those and in the stream they begin."""
+    """See `slots.LayerSlots.append`: its buffers, new keys and values, where in those and in the stream they begin."""
     torch.ops.streamh2o.append(keys, values, scores, source_index, key, value, used, first)
 
 
@@ -178,7 +178,7 @@ def highest(priority: Tensor, n: int) -> Tensor:
 
 
 def keep(buffers: list[Tensor], chosen: Tensor, sinks: int, recent: int, used: int) -> None:
-    """See `cache.LayerSlots.compact`: the buffers [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
+    """See `slots.LayerSlots.compact`: the buffers [batch, kv_heads, capacity, ...], of which `used` rows are slots."""
     torch.ops.streamh2o.keep(buffers, chosen, sinks, recent, used)
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from streamh2o import kernel
-from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.cache import SlotCache
 from streamh2o.rotary import RotaryTable
+from streamh2o.slots import LayerSlots
 
 
 def in_cache_positions(

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.cache import SlotCache
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy
+from streamh2o.slots import LayerSlots
 
 BITS = (16, 8, 4)
 GROUP = 64  # channels that share a scale, where so many divide the head's

@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from streamh2o.architectures import kv_heads, learned_positions, positions_for, require_supported
 from streamh2o.attachment import attach, detach
-from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.cache import SlotCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.halving import Before, out_of_memory
 from streamh2o.head import Head
@@ -23,6 +23,7 @@ from streamh2o.policies import Policy
 from streamh2o.positions import Branches
 from streamh2o.quantised import quantise_slots, require_bits
 from streamh2o.rotary import Rotary
+from streamh2o.slots import LayerSlots
 from streamh2o.token_eviction import attend_and_evict, require_token_eviction
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from streamh2o.attention import attend_and_sum, column_sums
-from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.cache import SlotCache
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy
 from streamh2o.positions import rotated
 from streamh2o.rotary import RotaryTable
+from streamh2o.slots import LayerSlots
 from streamh2o.token_scan import attend_scan, products, scan_rows
 
 BAND_ROWS = 64  # queries at a time where the evictions are known beforehand

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from streamh2o import kernel
-from streamh2o.cache import LayerSlots, SlotCache
+from streamh2o.cache import SlotCache
 from streamh2o.policies.base import Middle, Policy
 from streamh2o.rotary import RotaryTable
+from streamh2o.slots import LayerSlots
 
 AGES = 1 << 20  # of tokens, that the kernel has a table for
 

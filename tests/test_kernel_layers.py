@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamh2o import cache, kernel
+from streamh2o import kernel
+from streamh2o.slots import LayerSlots, keep
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -86,7 +87,7 @@ def test_slots_that_stay_are_moved_as_by_plain_torch(shape, parts, dim, dtype, s
     chosen = torch.rand(*shape, hitters + others, generator=generator).topk(hitters).indices.sort().values + sinks
     expected = buffer.clone()
     other = torch.arange(used).expand(*shape, used).clone()
-    cache._keep(expected, chosen, sinks, recent, used)
+    keep(expected, chosen, sinks, recent, used)
     kernel.keep([buffer, other], chosen, sinks, recent, used)
     kept = sinks + hitters + recent
     assert torch.equal(buffer[:, :, :kept], expected[:, :, :kept])
@@ -97,7 +98,7 @@ def test_slots_that_stay_are_moved_as_by_plain_torch(shape, parts, dim, dtype, s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_slots_are_appended_as_by_plain_torch(dtype):
     def filled():
-        slots = cache.LayerSlots(torch.zeros(2, 3, 1, 6, dtype=dtype), torch.zeros(2, 3, 1, 4, dtype=dtype), 12)
+        slots = LayerSlots(torch.zeros(2, 3, 1, 6, dtype=dtype), torch.zeros(2, 3, 1, 4, dtype=dtype), 12)
         slots.scores += 1
         generator = torch.Generator().manual_seed(0)
         for first, n in ((0, 5), (5, 1), (6, 9)):  # the last needs more room

@@ -11,6 +11,7 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.values import numbers
 from streamh2o.errors import UsageError
 
 app = make_app()
@@ -66,8 +67,8 @@ def bench(
     from streamh2o.models import load_model, tell
     from streamh2o.outputs import check_outputs, write_whole
 
-    caches = opt.numbers(cache, "--cache")
-    batches, prompts, news = (opt.numbers(v, o) for v, o in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new")))
+    caches = numbers(cache, "--cache")
+    batches, prompts, news = (numbers(v, o) for v, o in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new")))
     limit = None if memory_limit is None else _bytes(memory_limit)
     if min(news) < 2:
         raise UsageError(f"--new {new}: must be 2 or more, since the first token and those after it are timed apart.")

@@ -9,6 +9,7 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.values import listed, numbers
 
 if TYPE_CHECKING:
     from streamh2o.compare import Cell
@@ -109,8 +110,8 @@ def compare(
     check_outputs({"--json": json}, [*(source.name for source in sources), model])
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: this is a file; name a folder.")
-    specs = opt.items(policy, "--policy")
-    columns = make_columns([spec for spec in specs if spec != "full"], opt.numbers(cache, "--cache"), sinks)
+    specs = listed(policy, "--policy")
+    columns = make_columns([spec for spec in specs if spec != "full"], numbers(cache, "--cache"), sinks)
 
     from streamh2o.cli import processor
     from streamh2o.compare import check_columns, plan

@@ -9,6 +9,7 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.values import listed, numbers
 
 if TYPE_CHECKING:
     from streamh2o.needle import Cell
@@ -111,9 +112,9 @@ def needle(
         raise UsageError(f"--out {out}: this is a file; name a folder.")
     if haystack and not task:
         raise UsageError("--haystack: only goes with --task; without it the INPUT is the haystack.")
-    methods = make_methods(opt.items(policy, "--policy"), cache)
-    tokens = opt.numbers(lengths, "--lengths")
-    percents = opt.numbers(depths, "--depths")
+    methods = make_methods(listed(policy, "--policy"), cache)
+    tokens = numbers(lengths, "--lengths")
+    percents = numbers(depths, "--depths")
     if max(percents) > 100:
         raise UsageError(f"--depths {depths}: a depth is a percentage, at most 100.")
 
@@ -135,7 +136,7 @@ def needle(
         if task is None:
             texts = cut(open_inputs(inputs), loaded.tokenizer, tokens)
             places = [percent / 100 for percent in percents]
-            wanted = opt.items(kinds, "--kinds")
+            wanted = listed(kinds, "--kinds")
             return list(fact_trials(texts, tokens, places, per_depth=per_depth, absent=absent, kinds=wanted, seed=seed))
         if len(inputs) != 1:
             raise UsageError(f"--task {task}: takes one file as INPUT, not {len(inputs)}.")

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from streamh2o.errors import UsageError
+from streamh2o.cli.values import chunk_or_auto, one_of
 
 _MODEL, _CACHE, _INPUT, _OUTPUT, _CHECKPOINT = "Model", "Cache", "Input", "Output", "Checkpoint"
 _DEFINITION = "Definition of perplexity"
-
-
-def _one_of(option: str, *values: str) -> Callable[[str | None], str | None]:
-    """A callback that lets only `values`, and None, through."""
-
-    def check(value: str | None) -> str | None:
-        if value is not None and value not in values:
-            raise UsageError(f"{option} {value}: must be {', '.join(values[:-1])} or {values[-1]}.")
-        return value
-
-    return check
-
-
-def _chunk_or_auto(text: str | int) -> int:
-    """A number of tokens, 0 for `auto`."""
-    if text == "auto":
-        return 0
-    try:
-        chunk = int(text)
-    except ValueError:
-        raise UsageError(f"--chunk {text}: write a number of tokens, or auto.") from None
-    if chunk < 1:
-        raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
-    return chunk
-
 
 Model = Annotated[
     str,
@@ -59,7 +33,7 @@ Weights = Annotated[
     str,
     typer.Option(
         metavar="plain|packed",
-        callback=_one_of("--weights", "plain", "packed"),
+        callback=one_of("--weights", "plain", "packed"),
         rich_help_panel=_MODEL,
         help="packed keeps the matrices of a GGUF file (Q4_0, Q4_1, Q8_0) in its blocks, on a CPU: the same numbers in "
         "a fraction of the memory; text is generated faster, in bfloat16 it is read more slowly.",
@@ -161,7 +135,7 @@ Positions = Annotated[
     str | None,
     typer.Option(
         metavar="rolled|distance",
-        callback=_one_of("--positions", "rolled", "distance"),
+        callback=one_of("--positions", "rolled", "distance"),
         rich_help_panel=_CACHE,
         show_default="the policy's",
         help="Where hitters stand: packed in cache order, or at their true distance.",
@@ -185,7 +159,7 @@ ChunkOrAuto = Annotated[
     int,
     typer.Option(
         metavar="N|auto",
-        parser=_chunk_or_auto,
+        parser=chunk_or_auto,
         rich_help_panel=_CACHE,
         help="Tokens of one forward pass; auto tries which number is fastest here, for a few seconds.",
     ),
@@ -196,7 +170,7 @@ Evict = Annotated[
     typer.Option(
         "--evict",
         metavar="chunk|token",
-        callback=_one_of("--evict", "chunk", "token"),
+        callback=one_of("--evict", "chunk", "token"),
         rich_help_panel=_CACHE,
         help="Evict after each chunk, or after every token: the losses of --chunk 1 at several times its speed.",
     ),
@@ -216,7 +190,7 @@ PplDef = Annotated[
     typer.Option(
         "--ppl-def",
         metavar="stream|hf|llamacpp|lmeval",
-        callback=_one_of("--ppl-def", "stream", "hf", "llamacpp", "lmeval"),
+        callback=one_of("--ppl-def", "stream", "hf", "llamacpp", "lmeval"),
         rich_help_panel=_DEFINITION,
         help="Which tokens are scored, and with which context: this project's stream, or as another tool does it.",
     ),
@@ -262,7 +236,7 @@ Bos = Annotated[
     str,
     typer.Option(
         metavar="auto|yes|no",
-        callback=_one_of("--bos", "auto", "yes", "no"),
+        callback=one_of("--bos", "auto", "yes", "no"),
         rich_help_panel=_INPUT,
         help="Put the tokenizer's BOS first; auto does what the tokenizer itself does.",
     ),
@@ -271,7 +245,7 @@ Newline = Annotated[
     str,
     typer.Option(
         metavar="keep|lf",
-        callback=_one_of("--newline", "keep", "lf"),
+        callback=one_of("--newline", "keep", "lf"),
         rich_help_panel=_INPUT,
         help="Keep line ends, or make every one a line feed.",
     ),
@@ -280,7 +254,7 @@ Errors = Annotated[
     str,
     typer.Option(
         metavar="strict|replace",
-        callback=_one_of("--errors", "strict", "replace"),
+        callback=one_of("--errors", "strict", "replace"),
         rich_help_panel=_INPUT,
         help="Bytes that are not UTF-8: stop and say where, or read them as U+FFFD.",
     ),
@@ -333,19 +307,3 @@ Resume = Annotated[
         help="Go on from DIR, with the same digits; stdin has to be piped in again. Start anew if it is empty.",
     ),
 ]
-
-
-def items(text: str, option: str) -> list[str]:
-    """What `option` lists with commas between. Raises UsageError where that is nothing."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        raise UsageError(f"{option} {text!r}: names nothing; give one or more, with commas between.")
-    return parts
-
-
-def numbers(text: str, option: str) -> list[int]:
-    """The whole numbers that `option` lists, in ascending order, each once. Raises UsageError for anything else."""
-    for part in items(text, option):
-        if not part.isdecimal() or int(part) < 1:
-            raise UsageError(f"{option} {text}: {part!r} is not a whole number above 0; write 256,512.")
-    return sorted({int(part) for part in items(text, option)})
