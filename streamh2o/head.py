@@ -1,12 +1,14 @@
-"""Hidden states to losses, in blocks, so that memory does not grow with chunk x vocabulary."""
+"""Hidden states to losses, in blocks, so that memory does not grow with chunk x vocabulary; to logits of a few rows."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from streamh2o import kernel
@@ -14,6 +16,7 @@ from streamh2o.packed_weights import PackedLinear
 from streamh2o.packing import Packed, spare
 
 BLOCK = 128  # rows of logits at a time
+FEW = 4  # rows for which a weight is read as it lies
 
 
 class Head:
@@ -85,3 +88,43 @@ class Head:
 
 
 _heads: WeakKeyDictionary[nn.Module, Packed] = WeakKeyDictionary()
+
+
+class FewRows:
+    """A model's output embedding, read as it lies for the few rows of a decode step, from `on` to `off`.
+
+    Plain torch lays a bfloat16 weight out anew for one row too. Other layers and more rows stay as they are.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._layer: Any = model.get_output_embeddings()
+
+    def on(self) -> None:
+        layer = self._layer
+        if type(layer) is not nn.Linear or "forward" in vars(layer) or not _read_well(layer):
+            return
+        layer.__dict__["forward"] = self
+
+    def off(self) -> None:
+        if vars(self._layer).get("forward") is self:
+            del self._layer.__dict__["forward"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        layer = self._layer
+        if x.numel() <= FEW * x.shape[-1] and x.dtype == layer.weight.dtype and x.numel():
+            return kernel.few_linear(x, layer.weight, layer.bias)
+        return functional.linear(x, layer.weight, layer.bias)
+
+
+def _read_well(layer: nn.Linear) -> bool:
+    """Whether the kernel is faster than plain torch with this weight, and right."""
+    half = layer.weight.dtype == torch.bfloat16 and (layer.bias is None or layer.bias.dtype == torch.bfloat16)
+    return half and kernel.takes(layer.weight) and layer.weight.is_contiguous() and _right()
+
+
+@cache
+def _right() -> bool:
+    """Whether the kernel gives with a small weight what plain torch gives."""
+    x, weight = torch.randn(3 + 70, 90, generator=torch.Generator().manual_seed(0)).bfloat16().split([3, 70])
+    expected, found = x.float() @ weight.float().T, kernel.few_linear(x, weight, None).float()
+    return bool((expected - found).abs().max() <= 2**-7 * expected.abs().max())

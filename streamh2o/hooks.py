@@ -19,6 +19,7 @@ from streamh2o.architectures import own_attention
 from streamh2o.attachment import NAME, attach, detach
 from streamh2o.errors import UsageError, UserError
 from streamh2o.fused import Fused, fused
+from streamh2o.head import FewRows
 
 if TYPE_CHECKING:
     from streamh2o.stream_cache import Piece, StreamCache
@@ -31,12 +32,13 @@ _OURS = ("attention_mask", "position_ids", "cache_position")  # arguments that t
 class _Hooked:
     """What is known of a model with hooks.
 
-    names: of the decoder's arguments, in their order. caches: how many need the hooks. running: the call under way, or
-    one that a Ctrl-C cut off.
+    names: of the decoder's arguments, in their order. head: what reads the model's output embedding. caches: how many
+    need the hooks. running: the call under way, or one that a Ctrl-C cut off.
     """
 
     handles: list[Any]
     names: list[str]
+    head: FewRows
     caches: int = 1
     running: _Call | None = None
 
@@ -62,8 +64,9 @@ def hook(model: PreTrainedModel) -> None:
         decoder.register_forward_hook(_after, with_kwargs=True, always_call=True),
     ]
     if decoder is not model:
-        handles.append(model.register_forward_pre_hook(_note_wanted, with_kwargs=True))
-    _hooked[decoder] = _Hooked(handles, list(inspect.signature(decoder.forward).parameters))
+        handles.append(model.register_forward_pre_hook(_begin_model, with_kwargs=True))
+        handles.append(model.register_forward_hook(_end_model, always_call=True))
+    _hooked[decoder] = _Hooked(handles, list(inspect.signature(decoder.forward).parameters), FewRows(model))
 
 
 def unhook(reference: weakref.ref[Any]) -> None:
@@ -76,6 +79,7 @@ def unhook(reference: weakref.ref[Any]) -> None:
     if hooked.caches == 0:
         if hooked.running is not None:
             hooked.running.end(finished=False)
+        hooked.head.off()
         del _hooked[decoder]
         for handle in hooked.handles:
             handle.remove()
@@ -148,12 +152,19 @@ def _find(kwargs: dict[str, Any]) -> StreamCache | None:
     return None
 
 
-def _note_wanted(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """How many hidden states the model's head is going to use, which its decoder isn't told."""
-    cache = _find(kwargs)
-    if cache is not None:
+def _begin_model(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Note how many hidden states the model's head is going to use, which its decoder isn't told."""
+    cache, hooked = _find(kwargs), _hooked.get(model.get_decoder())
+    if cache is not None and hooked is not None:
         wanted = kwargs.get("logits_to_keep", 0)
         cache.wanted = wanted if isinstance(wanted, int) else 0
+        hooked.head.on()
+
+
+def _end_model(model: Any, args: Any, output: Any) -> None:
+    hooked = _hooked.get(model.get_decoder())
+    if hooked is not None:
+        hooked.head.off()
 
 
 def _before(decoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

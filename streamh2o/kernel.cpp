@@ -1,9 +1,8 @@
-// For a CPU: attention of a chunk over the cache with column sums, the rotation before it, and losses of logits.
+// For a CPU: attention of a chunk over the cache with column sums.
 //
 // Attention takes a block of one head's queries at a time: logits, exponentials, output and sums before the block leaves
 // the core's cache. Products are oneDNN's (brgemm: AMX or AVX-512 where the machine has them), sums and exponentials are
-// float32. What the results mean is said by the plain torch functions that these replace: `attention.attend_and_sum`,
-// `RotaryTable.rotate` and `head.losses`.
+// float32. What the results mean is said by the plain torch function that this replaces: `attention.attend_and_sum`.
 
 #include "kernel_math.h"
 
@@ -18,8 +17,6 @@ constexpr int64_t kManyKeys = 512;
 constexpr int64_t kQueries = 64;  // queries of a block
 constexpr int64_t kFew = 4;       // queries that need no blocks
 constexpr int64_t kTogether = 8;  // rows whose sums are made at once
-constexpr int64_t kWords = 512;   // of the vocabulary in one product
-constexpr int64_t kTogetherLogits = 1024;  // logits of a row of the vocabulary taken at once
 
 // Values first .. last of [slots][dim], to [last / pair][dim] of four bytes; zeros beyond `slots`.
 void pack_values(const float* values, int64_t stride, int64_t first, int64_t last, int64_t slots, int64_t dim,
@@ -163,6 +160,73 @@ void attend(const Tensor& query, const Tensor& keys, const Tensor& values, const
         sums[j] += received_data[t * batch * kv_heads * reached + j];
 }
 
+// Of a few rows of queries [rows][width] in one head, all logits [rows][columns].
+template <typename T>
+void few_logits(const float* queries, int64_t rows, int64_t width, const T* keys, int64_t stride, int64_t slots,
+                int64_t dim, int64_t columns, float* logits) {
+  std::vector<float> row(width);
+  for (int64_t j = 0; j < slots; ++j) {
+    at::vec::convert(keys + j * stride, row.data(), dim);
+    for (int64_t r = 0; r < rows; ++r) {
+      Vec dot(0.f);
+      for (int64_t d = 0; d < width; d += kLanes)
+        dot = at::vec::fmadd(Vec::loadu(queries + r * width + d), Vec::loadu(row.data() + d), dot);
+      logits[r * columns + j] = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, dot);
+    }
+  }
+}
+
+#ifdef STREAMH2O_AVX512_BF16
+// The same for heads of so many pairs of vectors, whose numbers are bfloat16 anyway.
+template <int64_t parts>
+void few_logits_of(const float* queries, int64_t rows, int64_t width, const at::BFloat16* keys, int64_t stride,
+                   int64_t slots, int64_t columns, float* logits) {
+  for (int64_t j = 0; j < slots; j += kLanes)
+    for (int64_t r = 0; r < rows; ++r) {
+      __m512 dots[kLanes];
+      __m512bh query[parts];
+      for (int64_t p = 0; p < parts; ++p) {
+        const float* const from = queries + r * width + 32 * p;
+        query[p] = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + kLanes), _mm512_loadu_ps(from));
+      }
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const at::BFloat16* const key = keys + std::min(j + i, slots - 1) * stride;
+        dots[i] = _mm512_setzero_ps();
+        for (int64_t p = 0; p < parts; ++p) dots[i] = _mm512_dpbf16_ps(dots[i], pairs(key + 32 * p), query[p]);
+      }
+      _mm512_storeu_ps(logits + r * columns + j, sums_of(dots));
+    }
+}
+#endif
+
+// The values, weighted: for each of a few rows [rows][width].
+template <typename T>
+void few_sums(const float* weights, int64_t rows, int64_t columns, const T* values, int64_t stride, int64_t slots,
+              int64_t dim, int64_t width, float* sums) {
+  constexpr int64_t vectors = 4, together = 4;  // in one piece of a value, and rows
+  for (int64_t d = 0; d < width; d += vectors * kLanes)
+    for (int64_t first = 0; first < rows; first += together) {
+      const int64_t here = std::min(together, rows - first), count = std::min(dim - d, vectors * kLanes);
+      Vec sum[together][vectors], part[vectors];
+      for (auto& row : sum)
+        for (auto& each : row) each = Vec(0.f);
+      for (int64_t j = 0; j < slots; ++j) {
+        for (int64_t v = 0; v < vectors; v += 2)
+          load_two(values + j * stride + d + v * kLanes, std::clamp<int64_t>(count - v * kLanes, 0, kTwo), part[v], part[v + 1]);
+#pragma GCC unroll 4
+        for (int64_t r = 0; r < together; ++r) {
+          if (r >= here) break;
+          const Vec share(weights[(first + r) * columns + j]);
+#pragma GCC unroll 4
+          for (int64_t v = 0; v < vectors; ++v) sum[r][v] = at::vec::fmadd(share, part[v], sum[r][v]);
+        }
+      }
+      for (int64_t r = 0; r < here; ++r)
+        for (int64_t v = 0; v < vectors && d + v * kLanes < width; ++v)
+          sum[r][v].store(sums + (first + r) * width + d + v * kLanes);
+    }
+}
+
 // The same for a few queries, as in decoding: nothing is packed, a key or value is read once for all heads of its group.
 template <typename T>
 void attend_few(const Tensor& query, const Tensor& keys, const Tensor& values, const float* weights, int64_t far,
@@ -172,8 +236,7 @@ void attend_few(const Tensor& query, const Tensor& keys, const Tensor& values, c
   const int64_t past = slots - chunk, reached = std::max<int64_t>(0, slots - far), columns = padded(slots, kKeys);
   const int64_t width = padded(dim, kLanes), value_width = padded(value_dim, kLanes);
   at::parallel_for(0, query.size(0) * kv_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> queries(rows * width), row(std::max(width, value_width)), logits(rows * columns);
-    std::vector<float> sum(rows * value_width), total(rows);
+    std::vector<float> queries(rows * width), logits(rows * columns), sum(rows * value_width), total(rows);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t b = i / kv_heads, kv = i % kv_heads;
       const T* q = query.const_data_ptr<T>() + b * query.stride(0) + kv * group * query.stride(1);
@@ -181,37 +244,24 @@ void attend_few(const Tensor& query, const Tensor& keys, const Tensor& values, c
       const T* v = values.const_data_ptr<T>() + b * values.stride(0) + kv * values.stride(1);
       for (int64_t r = 0; r < rows; ++r)  // row r is query r % chunk of the group's head r / chunk
         at::vec::convert(q + r / chunk * query.stride(1) + r % chunk * query.stride(2), queries.data() + r * width, dim);
-      std::fill(row.begin(), row.end(), 0.f);
-      for (int64_t j = 0; j < slots; ++j) {
-        at::vec::convert(k + j * keys.stride(2), row.data(), dim);
-        for (int64_t r = 0; r < rows; ++r) {
-          Vec dot(0.f);
-          for (int64_t d = 0; d < width; d += kLanes)
-            dot = at::vec::fmadd(Vec::loadu(queries.data() + r * width + d), Vec::loadu(row.data() + d), dot);
-          logits[r * columns + j] = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, dot);
-        }
+      bool done = false;
+#ifdef STREAMH2O_AVX512_BF16
+      if constexpr (!std::is_same_v<T, float>) {
+        const auto way = dim == 64 ? few_logits_of<2> : dim == 128 ? few_logits_of<4> : nullptr;
+        if ((done = way != nullptr)) way(queries.data(), rows, width, k, keys.stride(2), slots, columns, logits.data());
       }
+#endif
+      if (!done) few_logits(queries.data(), rows, width, k, keys.stride(2), slots, dim, columns, logits.data());
       for (int64_t r = 0; r < rows; ++r)
         total[r] = raise<float>(logits.data() + r * columns, nullptr, past + r % chunk + 1, columns);
-      std::fill(sum.begin(), sum.end(), 0.f);
-      std::fill(row.begin(), row.end(), 0.f);
-      for (int64_t j = 0; j < slots; ++j) {
-        at::vec::convert(v + j * values.stride(2), row.data(), value_dim);
-        for (int64_t r = 0; r < rows; ++r) {
-          const Vec share(logits[r * columns + j]);
-          for (int64_t d = 0; d < value_width; d += kLanes) {
-            float* const at = sum.data() + r * value_width + d;
-            at::vec::fmadd(share, Vec::loadu(row.data() + d), Vec::loadu(at)).store(at);
-          }
-        }
-      }
+      few_sums(logits.data(), rows, columns, v, values.stride(2), slots, value_dim, value_width, sum.data());
       for (int64_t r = 0; r < rows; ++r) {
         T* const out = output.data_ptr<T>() + b * output.stride(0) + (kv * group + r / chunk) * output.stride(1) +
                        r % chunk * output.stride(2);
         for (int64_t d = 0; d < value_dim; ++d) out[d] = T(sum[r * value_width + d] / total[r]);
-        const int64_t seen = std::min(reached, past + r % chunk + 1 - far);
-        for (int64_t j = 0; weights && j < seen; ++j)
-          sums[i * reached + j] += weights[r % chunk] / total[r] * logits[r * columns + j];
+        const int64_t seen = weights ? std::min(reached, past + r % chunk + 1 - far) : 0;
+        const float scale = weights ? weights[r % chunk] / total[r] : 0.f;
+        for (int64_t j = 0; j < seen; ++j) sums[i * reached + j] += scale * logits[r * columns + j];
       }
     }
   });
@@ -234,229 +284,12 @@ std::tuple<Tensor, Tensor> attend_and_sum(const Tensor& query, const Tensor& key
   return {output, sums};
 }
 
-// x [dim], whose first 2 * half numbers are pairs, rotated by cos and sin [half], times scale.
-template <typename T, bool interleaved>
-void turn(const T* __restrict x, const float* __restrict cos, const float* __restrict sin, int64_t half, int64_t dim,
-          float scale, T* __restrict out) {
-  if (!interleaved && half % kTwo == 0) {
-    Vec a, b, c, d;
-    for (int64_t i = 0; i < half; i += kTwo) {
-      const Vec c0 = Vec::loadu(cos + i) * Vec(scale), c1 = Vec::loadu(cos + i + kLanes) * Vec(scale);
-      const Vec s0 = Vec::loadu(sin + i) * Vec(scale), s1 = Vec::loadu(sin + i + kLanes) * Vec(scale);
-      load_two(x + i, kTwo, a, b);
-      load_two(x + half + i, kTwo, c, d);
-      store_two(a * c0 - c * s0, b * c1 - d * s1, out + i, kTwo);
-      store_two(c * c0 + a * s0, d * c1 + b * s1, out + half + i, kTwo);
-    }
-  } else {
-    constexpr int64_t step = interleaved ? 2 : 1;    // from one pair to the next
-    const int64_t partner = interleaved ? 1 : half;  // from the first of a pair to the second
-    for (int64_t i = 0; i < half; ++i) {
-      const float first = x[i * step], second = x[i * step + partner], c = cos[i] * scale, s = sin[i] * scale;
-      out[i * step] = T(first * c - second * s);
-      out[i * step + partner] = T(second * c + first * s);
-    }
-  }
-  for (int64_t i = 2 * half; i < dim; ++i) out[i] = T(float(x[i]) * scale);
-}
-
-// Consecutive slots: those before `end` that no run before has.
-struct Run {
-  int64_t end, shift;  // slot j is at position j + shift, unless
-  const int64_t* own;  // each has its own: of slot j, head h and batch b at own[b * of_batch + h * of_head + j * of_slot]
-  int64_t of_batch, of_head, of_slot;
-};
-
-template <typename T, bool interleaved>
-void rotate_rows(const Tensor& x, const std::vector<Run>& runs, const Tensor& cos, const Tensor& sin, float scale,
-                 Tensor& out) {
-  const int64_t heads = x.size(1), n = x.size(2), dim = x.size(3), half = cos.size(1);
-  const int64_t batch_stride = x.stride(0), head_stride = x.stride(1), stride = x.stride(2);
-  const int64_t parts = (n + kQueries - 1) / kQueries;
-  const T* const rows = x.const_data_ptr<T>();
-  const float *const cosines = cos.const_data_ptr<float>(), *const sines = sin.const_data_ptr<float>();
-  T* const results = out.data_ptr<T>();
-  at::parallel_for(0, x.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t b = i / parts / heads, h = i / parts % heads, first = i % parts * kQueries;
-      const Run* run = runs.data();
-      for (int64_t j = first; j < std::min(n, first + kQueries); ++j) {
-        while (run->end <= j) ++run;
-        const int64_t at = run->own ? run->own[b * run->of_batch + h * run->of_head + j * run->of_slot] : j + run->shift;
-        turn<T, interleaved>(rows + b * batch_stride + h * head_stride + j * stride, cosines + at * half, sines + at * half,
-                             half, dim, scale, results + ((b * heads + h) * n + j) * dim);
-      }
-    }
-  });
-}
-
-// x [batch, heads, n, dim], rotated: run r of its slots ends before ends[r]; its first is at position firsts[r], the
-// others follow; or each has its own, and firsts[r] is -1, as the next of `own` [batch or 1, heads or 1, n of the run]
-// says. cos, sin [positions, rotary dim / 2] float32.
-Tensor rotate(const Tensor& x, at::IntArrayRef ends, at::IntArrayRef firsts, at::TensorList own, const Tensor& cos,
-              const Tensor& sin, double scale, bool interleaved) {
-  TORCH_CHECK(x.stride(3) == 1 && cos.is_contiguous() && sin.is_contiguous(), "rows must lie in one piece");
-  TORCH_CHECK(ends.size() == firsts.size() && !ends.empty() && ends.back() == x.size(2), "the runs must cover all slots");
-  std::vector<Run> runs;
-  size_t next = 0;
-  for (size_t r = 0; r < ends.size(); ++r) {
-    const int64_t start = r ? ends[r - 1] : 0;
-    if (firsts[r] >= 0) {
-      TORCH_CHECK(firsts[r] + ends[r] - start <= cos.size(0), "there is no such position");
-      runs.push_back({ends[r], firsts[r] - start, nullptr, 0, 0, 0});
-      continue;
-    }
-    const Tensor& places = own[next++];
-    TORCH_CHECK(places.size(2) == ends[r] - start, "each slot of a run must have a position");
-    const int64_t of_batch = places.size(0) == 1 ? 0 : places.stride(0), of_head = places.size(1) == 1 ? 0 : places.stride(1);
-    runs.push_back({ends[r], 0, places.const_data_ptr<int64_t>() - start * places.stride(2), of_batch, of_head,
-                    places.stride(2)});
-  }
-  Tensor out = at::empty(x.sizes(), x.options());
-  const bool half_precision = x.scalar_type() == at::kBFloat16;
-  const auto rows = half_precision ? (interleaved ? rotate_rows<at::BFloat16, true> : rotate_rows<at::BFloat16, false>)
-                                   : (interleaved ? rotate_rows<float, true> : rotate_rows<float, false>);
-  rows(x, runs, cos, sin, scale, out);
-  return out;
-}
-
-template <typename T>
-void losses_of(const Tensor& logits, const Tensor& targets, Tensor& losses) {
-  const int64_t rows = logits.size(0), n = logits.size(1), whole = n / kTogetherLogits * kTogetherLogits;
-  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> part(kTogetherLogits);
-    for (int64_t r = begin; r < end; ++r) {
-      const T* row = logits.const_data_ptr<T>() + r * n;
-      float largest = kMinusInfinity, sum = 0.f;
-      for (int64_t j = 0; j < n; j += kTogetherLogits) {  // the sum is in units of e^largest, which grows as it goes
-        const int64_t count = j < whole ? kTogetherLogits : n - whole;
-        at::vec::convert(row + j, part.data(), count);
-        std::fill(part.begin() + count, part.end(), kMinusInfinity);
-        const float most = std::max(largest, largest_of(part.data(), kTogetherLogits));
-        if (std::isnan(most)) {
-          sum = most;
-          break;
-        }
-        Vec total(0.f);
-        for (int64_t i = 0; i < kTogetherLogits; i += kLanes)
-          total = total + (Vec::loadu(part.data() + i) - Vec(most)).exp();
-        sum = sum * std::exp(largest - most) + at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, total);
-        largest = most;
-      }
-      losses.data_ptr<float>()[r] = std::log(sum) + largest - float(row[targets.const_data_ptr<int64_t>()[r]]);
-    }
-  });
-}
-
-// Cross entropy [rows] of logits [rows, vocabulary], nats, float32.
-Tensor losses(const Tensor& logits, const Tensor& targets) {
-  TORCH_CHECK(logits.is_contiguous() && targets.is_contiguous(), "rows must lie in one piece");
-  Tensor result = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
-  if (logits.scalar_type() == at::kBFloat16) {
-    losses_of<at::BFloat16>(logits, targets, result);
-  } else {
-    losses_of<float>(logits, targets, result);
-  }
-  return result;
-}
-
-// Words i * kWords .. of an output embedding [vocabulary, dim], to [dim / pair][kWords] of four bytes; zeros beyond the last.
-void pack_words(const Tensor& weight, int64_t i, uint32_t* packed) {
-  const int64_t dim = weight.size(1) * weight.element_size() / 4, first = i * kWords;
-  pack_rows(static_cast<const uint32_t*>(weight.const_data_ptr()) + first * dim, dim, 0, kWords, weight.size(0) - first,
-            dim, kWords, packed);
-}
-
-// The whole of it: [vocabulary / kWords][dim / pair][kWords].
-Tensor pack_head(const Tensor& weight) {
-  TORCH_CHECK(weight.is_contiguous() && weight.size(1) % 2 == 0, "rows must lie in one piece, of even size");
-  const int64_t words = weight.size(0), blocks = (words + kWords - 1) / kWords;
-  const int64_t pair = 4 / weight.element_size(), dim = weight.size(1) / pair;
-  Tensor packed = at::empty({blocks, dim, kWords}, weight.options().dtype(at::kUInt32));
-  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) pack_words(weight, i, packed.data_ptr<uint32_t>() + i * dim * kWords);
-  });
-  return packed;
-}
-
-template <typename T>
-void head_losses_of(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& packed,
-                    const int64_t* targets, float* losses) {
-  const int64_t rows = hidden.size(0), dim = hidden.size(1), words = weight.size(0);
-  const int64_t blocks = (words + kWords - 1) / kWords;
-  // Of each row and thread: the largest logit so far, and the sum of the exponentials in units of its own.
-  const int64_t threads = at::get_num_threads();
-  std::vector<float> largest(threads * rows, kMinusInfinity), sum(threads * rows, 0.f), target(rows, 0.f);
-  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> logits(kQueries * kWords);
-    std::vector<uint32_t> own(packed ? 0 : dim / kPair<T> * kWords);
-    float *const most = largest.data() + at::get_thread_num() * rows, *const total = sum.data() + at::get_thread_num() * rows;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t count = std::min(kWords, words - i * kWords);
-      if (!packed) pack_words(weight, i, own.data());
-      const uint32_t* w = packed ? packed->const_data_ptr<uint32_t>() + i * dim / kPair<T> * kWords : own.data();
-      for (int64_t start = 0; start < rows; start += kQueries) {
-        const int64_t here = std::min(kQueries, rows - start);
-        at::native::cpublas::brgemm(here, kWords, dim, dim, kWords, kWords, false,
-                                    hidden.const_data_ptr<T>() + start * dim, reinterpret_cast<const T*>(w), logits.data(),
-                                    kPair<T> == 2);
-        for (int64_t r = 0; r < here; ++r) {
-          float* const row = logits.data() + r * kWords;
-          for (int64_t j = 0; j < kWords; j += kLanes) stored<T>(Vec::loadu(row + j)).store(row + j);
-          std::fill(row + count, row + kWords, kMinusInfinity);
-          const int64_t at = start + r, wanted = targets[at] - i * kWords;
-          if (wanted >= 0 && wanted < count) target[at] = row[wanted];
-          const float peak = std::max(largest_of(row, kWords), most[at]);  // NaN where a logit is
-          Vec part(0.f);
-          for (int64_t j = 0; j < kWords; j += kLanes) {
-            const Vec x = Vec::loadu(row + j);
-            part = part + (std::is_same_v<T, float> ? (x - Vec(peak)).exp_u20() : power(x, Vec(peak)));
-          }
-          total[at] = total[at] * std::exp(most[at] - peak) +
-                      at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, part);
-          if (std::isnan(peak)) total[at] = peak;
-          most[at] = peak;
-        }
-      }
-    }
-    at::native::cpublas::brgemm_release(kPair<T> == 2);
-  });
-  for (int64_t r = 0; r < rows; ++r) {
-    float peak = kMinusInfinity, total = 0.f;
-    for (int64_t t = 0; t < threads; ++t) peak = std::max(peak, largest[t * rows + r]);
-    for (int64_t t = 0; t < threads; ++t)
-      if (sum[t * rows + r] != 0.f) total += sum[t * rows + r] * std::exp(largest[t * rows + r] - peak);
-    losses[r] = std::log(total) + peak - target[r];
-  }
-}
-
-// `losses` of the logits of hidden [rows, dim], which are not written. packed: `pack_head` of the weight, or none, and
-// then each part of it is laid out when its turn comes; the losses are the same.
-Tensor head_losses(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& packed,
-                   const Tensor& targets) {
-  TORCH_CHECK(hidden.is_contiguous() && weight.is_contiguous() && targets.is_contiguous(), "rows must lie in one piece");
-  Tensor result = at::empty({hidden.size(0)}, hidden.options().dtype(at::kFloat));
-  const auto way = hidden.scalar_type() == at::kBFloat16 ? head_losses_of<at::BFloat16> : head_losses_of<float>;
-  way(hidden, weight, packed, targets.const_data_ptr<int64_t>(), result.data_ptr<float>());
-  return result;
-}
-
 }  // namespace
 
 TORCH_LIBRARY(streamh2o, library) {
   library.def("attend_and_sum(Tensor query, Tensor keys, Tensor values, Tensor? weights, int far) -> (Tensor, Tensor)");
-  library.def(
-      "rotate(Tensor x, int[] ends, int[] firsts, Tensor[] own, Tensor cos, Tensor sin, float scale, bool interleaved) "
-      "-> Tensor");
-  library.def("losses(Tensor logits, Tensor targets) -> Tensor");
-  library.def("pack_head(Tensor weight) -> Tensor");
-  library.def("head_losses(Tensor hidden, Tensor weight, Tensor? packed, Tensor targets) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
   library.impl("attend_and_sum", attend_and_sum);
-  library.impl("rotate", rotate);
-  library.impl("losses", losses);
-  library.impl("pack_head", pack_head);
-  library.impl("head_losses", head_losses);
 }

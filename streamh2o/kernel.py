@@ -171,6 +171,12 @@ def gated_linear(x: Tensor, gate: Tensor, up: Tensor, features: int) -> Tensor:
     return product
 
 
+def few_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., dim], a few rows, times the transpose of a weight [vocabulary, dim] as it is, plus bias [vocabulary]."""
+    product: Tensor = torch.ops.streamh2o.few_linear(x.contiguous(), weight, bias)
+    return product
+
+
 def highest(priority: Tensor, n: int) -> Tensor:
     """The slots [rows, n], ascending, of the n highest priorities [rows, slots] float32; of equal ones the newest."""
     chosen: Tensor = torch.ops.streamh2o.highest(priority, n)

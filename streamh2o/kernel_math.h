@@ -80,6 +80,30 @@ inline void pack_rows(const uint32_t* from, int64_t stride, int64_t first, int64
 
 #if defined(__AVX512DQ__) && defined(CPU_CAPABILITY_AVX512)
 #define STREAMH2O_AVX512 1
+#ifdef __AVX512BF16__
+#define STREAMH2O_AVX512_BF16 1
+#endif
+#endif
+
+#ifdef STREAMH2O_AVX512_BF16
+// The sums of 16 vectors as one vector.
+inline __m512 sums_of(__m512* x) {
+  for (int64_t i = 0; i < 8; ++i)
+    x[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+  for (int64_t i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(x[2 * i]), b = _mm512_castps_pd(x[2 * i + 1]);
+    x[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto both = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return both(both(x[0], x[1]), both(x[2], x[3]));
+}
+
+// n numbers, 32 at most, as pairs; zeros beyond the last.
+inline __m512bh pairs(const at::BFloat16* from, int64_t n = 32) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(n >= 32 ? ~__mmask32(0) : (__mmask32(1) << n) - 1, from);
+}
 #endif
 
 // e^(x - most) to five decimal places: what is stored in bfloat16 has fewer than three. NaN stays NaN.
@@ -100,7 +124,7 @@ inline Vec power(const Vec& x, const Vec& most) {
 
 // Two vectors in a row as bfloat16.
 inline void store_half(const Vec& x, const Vec& y, at::BFloat16* to) {
-#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
+#ifdef STREAMH2O_AVX512_BF16
   _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(y, x));
 #else
   at::vec::convert_from_float<at::BFloat16>(x, y).store(to);

@@ -1,4 +1,5 @@
-// For a CPU: the slots of a cache, moved in place. What the results mean is said by `cache.LayerSlots`.
+// For a CPU: the slots of a cache, moved in place and rotated. What the results mean is said by `slots.LayerSlots` and
+// `RotaryTable.rotate`.
 
 #include <cstring>
 
@@ -7,6 +8,7 @@
 namespace {
 
 constexpr int64_t kTogether = 64;  // rows that one thread copies at least
+constexpr int64_t kRotated = 64;   // slots that one thread rotates
 
 // Of the rows of each head of all `buffers` [batch, kv_heads, capacity, ...], contiguous, of which the first `used` are
 // slots, keep `sinks` first ones, those `chosen` [batch, kv_heads, n] in ascending order, and the `recent` last ones.
@@ -83,6 +85,92 @@ void append(Tensor& keys, Tensor& values, Tensor& scores, Tensor& source_index, 
   }
 }
 
+// x [dim], whose first 2 * half numbers are pairs, rotated by cos and sin [half], times scale.
+template <typename T, bool interleaved>
+void turn(const T* __restrict x, const float* __restrict cos, const float* __restrict sin, int64_t half, int64_t dim,
+          float scale, T* __restrict out) {
+  if (!interleaved && half % kTwo == 0) {
+    Vec a, b, c, d;
+    for (int64_t i = 0; i < half; i += kTwo) {
+      const Vec c0 = Vec::loadu(cos + i) * Vec(scale), c1 = Vec::loadu(cos + i + kLanes) * Vec(scale);
+      const Vec s0 = Vec::loadu(sin + i) * Vec(scale), s1 = Vec::loadu(sin + i + kLanes) * Vec(scale);
+      load_two(x + i, kTwo, a, b);
+      load_two(x + half + i, kTwo, c, d);
+      store_two(a * c0 - c * s0, b * c1 - d * s1, out + i, kTwo);
+      store_two(c * c0 + a * s0, d * c1 + b * s1, out + half + i, kTwo);
+    }
+  } else {
+    constexpr int64_t step = interleaved ? 2 : 1;    // from one pair to the next
+    const int64_t partner = interleaved ? 1 : half;  // from the first of a pair to the second
+    for (int64_t i = 0; i < half; ++i) {
+      const float first = x[i * step], second = x[i * step + partner], c = cos[i] * scale, s = sin[i] * scale;
+      out[i * step] = T(first * c - second * s);
+      out[i * step + partner] = T(second * c + first * s);
+    }
+  }
+  for (int64_t i = 2 * half; i < dim; ++i) out[i] = T(float(x[i]) * scale);
+}
+
+// Consecutive slots: those before `end` that no run before has.
+struct Run {
+  int64_t end, shift;  // slot j is at position j + shift, unless
+  const int64_t* own;  // each has its own: of slot j, head h and batch b at own[b * of_batch + h * of_head + j * of_slot]
+  int64_t of_batch, of_head, of_slot;
+};
+
+template <typename T, bool interleaved>
+void rotate_rows(const Tensor& x, const std::vector<Run>& runs, const Tensor& cos, const Tensor& sin, float scale,
+                 Tensor& out) {
+  const int64_t heads = x.size(1), n = x.size(2), dim = x.size(3), half = cos.size(1);
+  const int64_t batch_stride = x.stride(0), head_stride = x.stride(1), stride = x.stride(2);
+  const int64_t parts = (n + kRotated - 1) / kRotated;
+  const T* const rows = x.const_data_ptr<T>();
+  const float *const cosines = cos.const_data_ptr<float>(), *const sines = sin.const_data_ptr<float>();
+  T* const results = out.data_ptr<T>();
+  at::parallel_for(0, x.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t b = i / parts / heads, h = i / parts % heads, first = i % parts * kRotated;
+      const Run* run = runs.data();
+      for (int64_t j = first; j < std::min(n, first + kRotated); ++j) {
+        while (run->end <= j) ++run;
+        const int64_t at = run->own ? run->own[b * run->of_batch + h * run->of_head + j * run->of_slot] : j + run->shift;
+        turn<T, interleaved>(rows + b * batch_stride + h * head_stride + j * stride, cosines + at * half, sines + at * half,
+                             half, dim, scale, results + ((b * heads + h) * n + j) * dim);
+      }
+    }
+  });
+}
+
+// x [batch, heads, n, dim], rotated: run r of its slots ends before ends[r]; its first is at position firsts[r], the
+// others follow; or each has its own, and firsts[r] is -1, as the next of `own` [batch or 1, heads or 1, n of the run]
+// says. cos, sin [positions, rotary dim / 2] float32.
+Tensor rotate(const Tensor& x, at::IntArrayRef ends, at::IntArrayRef firsts, at::TensorList own, const Tensor& cos,
+              const Tensor& sin, double scale, bool interleaved) {
+  TORCH_CHECK(x.stride(3) == 1 && cos.is_contiguous() && sin.is_contiguous(), "rows must lie in one piece");
+  TORCH_CHECK(ends.size() == firsts.size() && !ends.empty() && ends.back() == x.size(2), "the runs must cover all slots");
+  std::vector<Run> runs;
+  size_t next = 0;
+  for (size_t r = 0; r < ends.size(); ++r) {
+    const int64_t start = r ? ends[r - 1] : 0;
+    if (firsts[r] >= 0) {
+      TORCH_CHECK(firsts[r] + ends[r] - start <= cos.size(0), "there is no such position");
+      runs.push_back({ends[r], firsts[r] - start, nullptr, 0, 0, 0});
+      continue;
+    }
+    const Tensor& places = own[next++];
+    TORCH_CHECK(places.size(2) == ends[r] - start, "each slot of a run must have a position");
+    const int64_t of_batch = places.size(0) == 1 ? 0 : places.stride(0), of_head = places.size(1) == 1 ? 0 : places.stride(1);
+    runs.push_back({ends[r], 0, places.const_data_ptr<int64_t>() - start * places.stride(2), of_batch, of_head,
+                    places.stride(2)});
+  }
+  Tensor out = at::empty(x.sizes(), x.options());
+  const bool half_precision = x.scalar_type() == at::kBFloat16;
+  const auto rows = half_precision ? (interleaved ? rotate_rows<at::BFloat16, true> : rotate_rows<at::BFloat16, false>)
+                                   : (interleaved ? rotate_rows<float, true> : rotate_rows<float, false>);
+  rows(x, runs, cos, sin, scale, out);
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(streamh2o, library) {
@@ -90,6 +178,9 @@ TORCH_LIBRARY_FRAGMENT(streamh2o, library) {
       "append(Tensor(a!) keys, Tensor(b!) values, Tensor(c!) scores, Tensor(d!) source_index, Tensor key, Tensor value, "
       "int used, int first) -> ()");
   library.def("highest(Tensor priority, int n) -> Tensor");
+  library.def(
+      "rotate(Tensor x, int[] ends, int[] firsts, Tensor[] own, Tensor cos, Tensor sin, float scale, bool interleaved) "
+      "-> Tensor");
   library.def("keep(Tensor(a!)[] buffers, Tensor chosen, int sinks, int recent, int used) -> ()");
 }
 
@@ -97,4 +188,5 @@ TORCH_LIBRARY_IMPL(streamh2o, CPU, library) {
   library.impl("append", append);
   library.impl("highest", highest);
   library.impl("keep", keep);
+  library.impl("rotate", rotate);
 }

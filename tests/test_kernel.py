@@ -35,9 +35,9 @@ def rows(generator, *shape):
     batch=st.integers(1, 2),
     kv_heads=st.integers(1, 2),
     group=st.integers(1, 3),
-    chunk=st.integers(1, 150),
+    chunk=st.one_of(st.integers(1, 4), st.integers(1, 150)),  # the first are few enough for a way of their own
     past=st.integers(0, 200),
-    half_dim=st.integers(1, 24),
+    half_dim=st.one_of(st.integers(1, 24), st.sampled_from([32, 64])),
     far=st.integers(0, 250),
     scale=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 99),
@@ -77,6 +77,11 @@ def test_what_is_not_a_number_is_not_hidden(compiled, dtype, odd):
     output, _ = kernel.attend_and_sum(query, keys, keys, torch.ones(20), 0)
     assert output[0, 0, 7].isnan().all()
     assert not output[0, 0, [6, 8]].isnan().any()
+    query, keys = torch.randn(1, 2, 2, 64).to(dtype), torch.randn(1, 1, 30, 64).to(dtype)
+    query[0, 1, 0, 3] = odd
+    output, _ = kernel.attend_and_sum(query, keys, keys, torch.ones(2), 0)
+    assert output[0, 1, 0].isnan().all()
+    assert not output[0, [0, 0, 1], [0, 1, 1]].isnan().any()
     logits = torch.randn(3, 2000).to(dtype)
     logits[1, 1999] = odd
     found = kernel.losses(logits, torch.tensor([0, 1, 2]))

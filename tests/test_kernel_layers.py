@@ -129,3 +129,29 @@ def test_the_highest_priorities_are_those_of_plain_torch_and_of_equal_ones_the_n
     n = int(torch.randint(0, slots + 1, (), generator=generator))
     newest_first = priority.flip(-1).sort(dim=-1, descending=True, stable=True).indices[:, :n]
     assert torch.equal(kernel.highest(priority, n), (slots - 1 - newest_first).sort(dim=-1).values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 4),
+    words=st.integers(1, 1100),
+    dim=st.one_of(st.integers(1, 150), st.sampled_from([64, 576])),
+    biased=st.booleans(),
+    threads=st.sampled_from([1, 3]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_a_few_rows_times_a_weight_as_it_lies_are_those_of_plain_torch(count, words, dim, biased, threads, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, weight = torch.randn(count, dim, generator=generator), torch.randn(words, dim, generator=generator)
+    bias = 10 * torch.randn(words, generator=generator) if biased else None
+    x, weight, bias = (None if part is None else part.to(dtype) for part in (x, weight, bias))
+    expected = x.float() @ weight.float().T + (0 if bias is None else bias.float())
+    torch.set_num_threads(threads)
+    try:
+        found = kernel.few_linear(x[None], weight, bias)
+    finally:
+        torch.set_num_threads(1)
+    assert found.dtype == dtype
+    within = 1e-5 if dtype == torch.float32 else 2**-8
+    assert ((found[0].float() - expected).abs() <= within * expected.abs() + 1e-4).all()

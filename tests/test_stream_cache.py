@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, PreTrainedTokenizerFast, TextStreamer, pipeline
 
-from streamh2o import Stream, StreamCache, make_policy
+from streamh2o import Stream, StreamCache, kernel, make_policy
 from streamh2o.errors import UsageError, UserError
 from streamh2o.stream import cache_argument
 from tests import tiny
@@ -164,6 +164,30 @@ def test_a_second_call_goes_on_where_the_first_one_ended():
         assert torch.equal(generate(model, more, cache, new=10), generate(model, more, new=10))
 
 
+@pytest.mark.usefixtures("built")
+def test_a_step_reads_the_output_embedding_as_it_lies_and_leaves_it_alone_afterwards(monkeypatch):
+    model, ids, seen = tiny.llama().bfloat16(), tiny.tokens(20), []
+    own, few = model.lm_head.__dict__.copy(), kernel.few_linear
+    monkeypatch.setattr(kernel, "few_linear", lambda x, *rest: seen.append(x.shape) or few(x, *rest))
+
+    def steps():
+        with StreamCache.for_model(model, cache=8) as cache:
+            return torch.cat([call(model, part, cache)[:, -1:] for part in (ids[:, :10], *ids[:, 10:].split(1, 1))], 1)
+
+    kernel.choose("torch")
+    expected = steps()
+    assert not seen
+    kernel.choose("compiled")
+    assert (steps() - expected).abs().max() <= 0.05 * expected.abs().max()
+    assert [shape for shape in seen if len(shape) == 3] == [(1, 1, model.config.hidden_size)] * 10
+    with StreamCache.for_model(model, cache=8) as cache, pytest.raises(UsageError):
+        call(model, ids, cache, output_attentions=True)
+    assert model.lm_head.__dict__ == own
+    monkeypatch.setattr(model.lm_head, "forward", lambda x: x, raising=False)  # somebody else's
+    with StreamCache.for_model(model, cache=8) as cache:
+        assert call(model, ids[:, :1], cache).shape[-1] == model.config.hidden_size
+
+
 def test_the_model_is_as_it_was_whichever_way_the_cache_goes():
     model, ids = tiny.llama(), tiny.tokens(20)
     before, hooks = copy.deepcopy(model.__dict__), len(model.model._forward_pre_hooks)
@@ -177,7 +201,8 @@ def test_the_model_is_as_it_was_whichever_way_the_cache_goes():
     def clean():
         check()
         assert len(model.model._forward_pre_hooks) == hooks == 0
-        left = (model.model._forward_hooks, model._forward_pre_hooks, model.model._forward_hooks_always_called)
+        left = [each._forward_pre_hooks or each._forward_hooks for each in (model, model.model)]
+        left += [each._forward_hooks_always_called for each in (model, model.model)]
         assert not any(left)
         assert model.config._attn_implementation == before["config"]._attn_implementation
         assert model.__dict__.keys() == before.keys()
