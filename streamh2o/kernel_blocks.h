@@ -2,9 +2,9 @@
 //
 // A kind is a struct that is opened at a block: how many bytes and weights that is, for each part of 16 weights its
 // integers, and for each group of 16 or 32 a scale and, where the kind is lifted, a least number. A weight is
-// scale * integer + least, whose product is exact in float32. Of kinds with levels the lowest four bits of what `integers`
-// gives are the place in `kLevels` of the integer that is meant. Source: ggml-quants.c of ggml; `gguf_blocks.py` says the
-// same in plain torch.
+// scale * integer + least, whose product is exact in float32. Of kinds with levels four bits of what
+// `integers` gives, from bit `shift(part)` on, are the place in `kLevels` of the integer that is meant. Source:
+// ggml-quants.c of ggml; `gguf_blocks.py` says the same in plain torch.
 
 #pragma once
 
@@ -56,11 +56,7 @@ inline Sixteen numbers(Bytes integers) {
 inline float half_at(const uint8_t* at) {
   uint16_t bits;
   std::memcpy(&bits, at, 2);
-#ifdef __F16C__
   return _cvtsh_ss(bits);
-#else
-  return c10::detail::fp16_ieee_to_fp32_value(bits);
-#endif
 }
 
 inline uint32_t word_at(const uint8_t* at) {
@@ -75,7 +71,10 @@ inline Bytes bytes_at(const uint8_t* at) {
   return bytes;
 }
 
-// Bits moved down by `places`, or up where that is negative. Those that cross into another byte are the caller's to mask.
+// Has what was stored at `at` read from there again: one number for all lanes costs a load that way, else a shuffle.
+inline void settle(const float* at) { asm volatile("" : : "r"(at) : "memory"); }
+
+// Bits moved down by `places`, or up where that is negative. Those that cross into another byte the caller masks.
 template <int places>
 Bytes moved(Bytes x) {
   if constexpr (places >= 0) {
@@ -111,19 +110,23 @@ struct Small {
   static constexpr bool kLifted = lifted;
   static constexpr const int8_t* kLevels = nullptr;
   const uint8_t* block;
-  float scale[1], least[1];
+  float scale[4];
+  const float* const least = scale + 1;
 
-  explicit Small(const uint8_t* block)
-      : block(block), scale{half_at(block)}, least{lifted ? half_at(block + 2) : 0.f} {}
+  explicit Small(const uint8_t* block) : block(block) {
+    _mm_storeu_ps(scale, _mm_cvtph_ps(_mm_cvtsi32_si128(word_at(block))));  // of kinds that are not lifted one counts
+    settle(scale);
+  }
 };
 
 template <int64_t bytes, bool lifted, const int8_t* levels>
 struct SmallOfFour : Small<bytes, lifted> {
   static constexpr const int8_t* kLevels = levels;
+  static constexpr int shift(int part) { return part * 4; }
   using Small<bytes, lifted>::Small;
   template <int part>
   Bytes integers() const {
-    return moved<4 * part>(bytes_at(this->block + bytes - 16));
+    return bytes_at(this->block + bytes - 16);
   }
 };
 
@@ -164,12 +167,12 @@ struct Super {
 
   explicit Super(const uint8_t* block) : block(block) {}
 
-  // Signed bytes times `factor`, in memory, from where one number for a whole vector comes at the price of a load.
+  // Signed bytes times `factor`.
   static void spread(Bytes integers, float factor, float* to) {
     Sixteen all = numbers(integers);
     for (Vec& each : all.vectors) each = each * Vec(factor);
     all.store(to);
-    asm volatile("" : : "r"(to) : "memory");
+    settle(to);
   }
 };
 
@@ -215,9 +218,10 @@ struct SuperOfSix : Super<bytes, 32, true> {
     this->spread((Bytes)Longs{second & six | leasts << 32}, -half_at(block + 2), this->least);
   }
   // Four bits, of weights 32 apart in one byte.
+  static constexpr int shift(int part) { return part / 2 % 2 * 4; }
   template <int part>
   Bytes fours(int64_t at) const {
-    return moved<part / 2 % 2 * 4>(bytes_at(this->block + at + part / 4 * 32 + part % 2 * kPart));
+    return bytes_at(this->block + at + part / 4 * 32 + part % 2 * kPart);
   }
 };
 
@@ -234,7 +238,7 @@ struct Q5_K : SuperOfSix<176> {
   using SuperOfSix::SuperOfSix;
   template <int part>
   Bytes integers() const {
-    return fours<part>(48) & 15 | moved<part / 2 - 4>(bytes_at(block + 16 + part % 2 * kPart)) & 16;
+    return moved<shift(part)>(fours<part>(48)) & 15 | moved<part / 2 - 4>(bytes_at(block + 16 + part % 2 * kPart)) & 16;
   }
 };
 
@@ -268,9 +272,12 @@ Sixteen read(const Kind& block) {
     const Bytes levels = bytes_at(reinterpret_cast<const uint8_t*>(Kind::kLevels));
 #ifdef FAST_BLOCKS  // what the 16 levels stand for is the same for the other part of a group, and worked out once
     const Sixteen meanings = meant<part>(block, numbers(levels));
-    return {Vec(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32((__m128i)integers), meanings.vectors[0]))};
+    __m512i places = _mm512_cvtepu8_epi32((__m128i)integers);  // a permutation looks at the lowest four bits only
+    if constexpr (Kind::shift(part) > 0) places = _mm512_srli_epi32(places, Kind::shift(part));
+    return {Vec(_mm512_permutexvar_ps(places, meanings.vectors[0]))};
 #else
-    const auto chosen = (Bytes)_mm_shuffle_epi8((__m128i)levels, (__m128i)(integers & 15));
+    const Bytes places = moved<Kind::shift(part)>(integers) & 15;
+    const auto chosen = (Bytes)_mm_shuffle_epi8((__m128i)levels, (__m128i)places);
     return meant<part>(block, numbers(chosen));
 #endif
   } else {

@@ -1,8 +1,8 @@
 // Products with weights that stay the blocks of a GGUF file: x [rows, n] times blocks [m, bytes], transposed.
 //
 // For few rows of x, as in decoding, a strip of a row of weights is unpacked, multiplied and forgotten. For many, up to
-// 128 rows of weights at a time are laid out for oneDNN's products (brgemm). Either way the numbers multiplied are those
-// of the unpacked file, in bfloat16 rounded as plain torch rounds them, and sums are float32.
+// 128 rows of weights at a time are laid out for oneDNN's products (brgemm). Either way the numbers multiplied are
+// those of the unpacked file, in bfloat16 rounded as plain torch rounds them, and sums are float32.
 
 #include "kernel_blocks.h"
 
