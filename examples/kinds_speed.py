@@ -44,8 +44,7 @@ def products(rows: int, dtype: torch.dtype) -> dict[str, float]:
 
 for rows in [int(word) for word in sys.argv[1:]] or [1]:
     columns = {dtype: products(rows, dtype) for dtype in (torch.float32, torch.bfloat16)}
-    print(f"rows: {rows}", "float32", "bfloat16", "bytes a weight", sep="\t")
+    print(f"{f'rows: {rows}':<9}{'float32':>10}{'bfloat16':>10}{'bytes a weight':>17}")
     for name in columns[torch.float32]:
-        size = KINDS[name].size / KINDS[name].weights if name in KINDS else float("nan")
-        times = [f"{each[name]:.2f} ms" for each in columns.values()]
-        print(name, *times, "4 or 2" if name == "plain" else f"{size:.2f}", sep="\t")
+        size = f"{KINDS[name].size / KINDS[name].weights:.2f}" if name in KINDS else "4 or 2"
+        print(f"{name:<9}", *(f"{each[name]:7.2f} ms" for each in columns.values()), f"{size:>17}", sep="")
