@@ -25,7 +25,7 @@ from streamh2o.errors import UserError
 from streamh2o.gguf_header import GgufHeader, read_header
 from streamh2o.gguf_tokenizer import byte_level_tokenizer
 
-LAYOUT = 2  # raise when the same file would be unpacked differently
+LAYOUT = 3  # raise when the same file would be unpacked or packed differently
 MARK = "streamh2o.json"  # written last: what the folder was made from, and the size of each of its files
 STALE_SECONDS = 24 * 3600
 _PACKED = "-packed"  # after the name of the folder beside which the blocks lie

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from streamh2o import kernel
-from streamh2o.gguf_blocks import KINDS, WEIGHTS, Blocks
+from streamh2o.gguf_blocks import KINDS, Blocks
 
 WORDS = 8192  # of the vocabulary at a time
 _WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number
@@ -89,9 +89,11 @@ def packed_modules(model: nn.Module) -> Iterator[PackedLinear | PackedEmbedding]
 
 
 def packed_parameters(model: nn.Module) -> int:
-    """How many weights of `model` are in blocks, those that two modules share counted once."""
-    counts = {each.blocks.data_ptr(): len(each.blocks) * each.kind.width(each.blocks) for each in packed_modules(model)}
-    return sum(counts.values())
+    """How many weights of `model` are in blocks, those that two modules share counted once, and biases beside them."""
+    modules = list(packed_modules(model))
+    counts = {each.blocks.data_ptr(): len(each.blocks) * each.kind.width(each.blocks) for each in modules}
+    biases = [each.bias for each in modules if isinstance(each, PackedLinear) and each.bias is not None]
+    return sum(counts.values()) + sum(bias.numel() for bias in biases)
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -104,12 +106,11 @@ def weight_bytes(model: nn.Module) -> int:
 def _sound(name: str, dtype: torch.dtype) -> bool:
     """Whether the kernel gives with a few blocks what plain torch gives."""
     kind, generator = KINDS[name], torch.Generator().manual_seed(0)
-    blocks = torch.randint(0, 256, (70, 3, kind.size), generator=generator, dtype=torch.uint8)
-    blocks[..., : kind.integers] = torch.randn(70, 3, kind.integers // 2, generator=generator).half().view(torch.uint8)
-    x = torch.randn(20, 3 * WEIGHTS, generator=generator).to(dtype)
-    expected = x.float() @ kind.unpacked(blocks.flatten(1)).to(dtype).float().T
+    blocks = kind.random(70, 3, generator)
+    x = torch.randn(20, kind.width(blocks), generator=generator).to(dtype)
+    expected = x.float() @ kind.unpacked(blocks).to(dtype).float().T
     try:
-        found = [kernel.packed_linear(rows, blocks.flatten(1), kind.number, None) for rows in (x[:3], x)]
+        found = [kernel.packed_linear(rows, blocks, kind.number, None) for rows in (x[:3], x)]
     except RuntimeError:  # oneDNN has no such product for this processor
         return False
     within = _WITHIN[dtype] * expected.abs().max()

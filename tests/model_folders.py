@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import gguf
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from streamh2o.gguf_blocks import KINDS
 from tests import tiny, toy_tokenizers
 
 TEXT = "The quick brown fox\n\n12 jumps over  7 lazy dogs."
@@ -23,6 +25,20 @@ def llama(**extra):
         setattr(config, name, value)
     config.vocab_size = vocabulary_size()
     return tiny.build(config)
+
+
+def qwen2(**extra):
+    """The same of Qwen2, whose q, k and v have biases."""
+    config = tiny.qwen().config
+    for name, value in extra.items():
+        setattr(config, name, value)
+    config.vocab_size = vocabulary_size()
+    model = tiny.build(config)
+    with torch.no_grad():
+        for name, bias in model.named_parameters():
+            if name.endswith("bias"):
+                bias.normal_()
+    return model
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -44,9 +60,10 @@ def change_config(path: Path, **values) -> None:
 def gguf_file(
     path: Path, model, *, rule: str = "gpt-2", bos: bool = False, architecture: str = "llama", blocks=None
 ) -> Path:
-    """`model` as llama.cpp would write it: its names, and rotated halves of q and k interleaved.
+    """`model` as llama.cpp would write it: its names, and of a Llama rotated halves of q and k interleaved.
 
-    rule: tokenizer.ggml.pre. blocks: the type of quantised blocks for the matrices whose rows are whole blocks.
+    rule: tokenizer.ggml.pre. blocks: the type of quantised blocks for the matrices whose rows are whole blocks, random
+    ones where the package gguf cannot make that type.
     """
     config = model.config
     writer = gguf.GGUFWriter(str(path), architecture)
@@ -75,9 +92,9 @@ def gguf_file(
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        array = _ggml_weight(name, weight, config).contiguous().numpy()
-        if blocks is not None and array.ndim == 2 and array.shape[1] % 32 == 0:
-            writer.add_tensor(_ggml_name(name), gguf.quants.quantize(array, blocks), raw_dtype=blocks)
+        array = (_ggml_weight(name, weight, config) if architecture == "llama" else weight).contiguous().numpy()
+        if blocks is not None and array.ndim == 2 and array.shape[1] % gguf.GGML_QUANT_SIZES[blocks][0] == 0:
+            writer.add_tensor(_ggml_name(name), _quantised(array, blocks), raw_dtype=blocks)
         else:
             writer.add_tensor(_ggml_name(name), array)
     writer.write_header_to_file()
@@ -85,6 +102,15 @@ def gguf_file(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _quantised(array: np.ndarray, blocks: gguf.GGMLQuantizationType) -> np.ndarray:
+    try:
+        return gguf.quants.quantize(array, blocks)
+    except NotImplementedError:
+        kind, (rows, width) = KINDS[blocks.name], array.shape
+        generator = torch.Generator().manual_seed(rows)
+        return kind.random(rows, width // kind.weights, generator, scale=2e-4).numpy()
 
 
 def _ggml_name(name: str) -> str:

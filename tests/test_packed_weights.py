@@ -12,7 +12,7 @@ from torch.nn import functional
 from streamh2o import kernel, packed_cache, packed_weights
 from streamh2o.errors import UsageError, UserError
 from streamh2o.fused import fused
-from streamh2o.gguf_blocks import KINDS, WEIGHTS
+from streamh2o.gguf_blocks import KINDS
 from streamh2o.gguf_cache import cached_packed, list_cached
 from streamh2o.model_files import NAMED
 from streamh2o.models import load_model
@@ -22,17 +22,10 @@ from tests import model_folders, tiny
 from tests.call import one_sentence
 from tests.tiny_folder import make_book
 
-HALF = torch.finfo(torch.float16)
-
 
 def some_blocks(kind: str, rows: int, across: int, seed: int, scale: float = 0.1) -> torch.Tensor:
     """Random blocks [rows, bytes]: any integers, scales and minima of both signs."""
-    generator, size = torch.Generator().manual_seed(seed), KINDS[kind].size
-    blocks = torch.randint(0, 256, (rows, across, size), generator=generator, dtype=torch.uint8)
-    first = KINDS[kind].integers
-    halves = torch.randn(rows, across, first // 2, generator=generator) * scale
-    blocks[..., :first] = halves.clamp(HALF.min, HALF.max).half().view(torch.uint8)
-    return blocks.flatten(1)
+    return KINDS[kind].random(rows, across, torch.Generator().manual_seed(seed), scale)
 
 
 def reference(kind: str, blocks: torch.Tensor) -> torch.Tensor:
@@ -50,8 +43,9 @@ def reference(kind: str, blocks: torch.Tensor) -> torch.Tensor:
 )
 def test_blocks_stand_for_the_numbers_that_gguf_says(kind, rows, across, scale, seed):
     blocks = some_blocks(kind, rows, across, seed, scale)
-    assert torch.equal(KINDS[kind].unpacked(blocks), reference(kind, blocks))
-    assert KINDS[kind].width(blocks) == across * WEIGHTS
+    found, expected = KINDS[kind].unpacked(blocks), reference(kind, blocks)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))  # zeros of the same sign too
+    assert KINDS[kind].width(blocks) == across * KINDS[kind].weights
 
 
 @pytest.mark.usefixtures("built")
@@ -69,7 +63,7 @@ def test_products_are_those_of_the_unpacked_weights(kind, rows, words, across, b
     kernel.choose("compiled")
     blocks, generator = some_blocks(kind, words, across, seed), torch.Generator().manual_seed(seed)
     bias = torch.randn(words, generator=generator).to(dtype).float() if biased else None
-    x = torch.randn(rows, across * WEIGHTS, generator=generator).to(dtype)
+    x = torch.randn(rows, across * KINDS[kind].weights, generator=generator).to(dtype)
     layer = PackedLinear(blocks, KINDS[kind], bias, dtype)
     if not layer.compiled(x):
         pytest.skip("this processor has no such products")
@@ -131,21 +125,33 @@ def own_cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-def make_gguf(folder: Path, kind: str = "Q4_1", **extra) -> Path:
-    number = gguf.GGMLQuantizationType[kind]
-    return model_folders.gguf_file(folder / "tiny.gguf", model_folders.llama(**extra), blocks=number)
+def make_gguf(folder: Path, kind: str = "Q4_1", model=model_folders.llama, **extra) -> Path:
+    """A tiny file whose matrices are all of `kind`, unless sizes in `extra` are no whole number of blocks."""
+    blocks = gguf.GGMLQuantizationType[kind]
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64} if KINDS[kind].weights == 256 else {}
+    made = model(**{"intermediate_size": 64, **sizes, **extra})
+    return model_folders.gguf_file(folder / "tiny.gguf", made, architecture=made.config.model_type, blocks=blocks)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_file_kept_packed_is_the_model_of_the_unpacked_one(tmp_path, own_cache, kind, tied):
-    path = str(make_gguf(tmp_path, kind, intermediate_size=64, tie_word_embeddings=tied))
+@pytest.mark.parametrize(
+    ("kind", "model", "tied"),
+    [
+        *((kind, model_folders.llama, False) for kind in sorted(KINDS)),
+        *((kind, model_folders.llama, True) for kind in ("Q4_1", "Q6_K")),
+        *((kind, model_folders.qwen2, False) for kind in ("Q5_0", "Q8_0")),
+    ],
+)
+def test_a_file_kept_packed_is_the_model_of_the_unpacked_one(tmp_path, own_cache, kind, model, tied):
+    path = str(make_gguf(tmp_path, kind, model, tie_word_embeddings=tied))
     plain, packed = (load_model(path, "float32", "cpu", weights=weights) for weights in ("plain", "packed"))
     ids = tiny.tokens(70)
     # Without the kernel it is the same arithmetic, whatever order llama.cpp has put the rows of q and k in.
-    assert torch.equal(packed.model(ids).logits, plain.model(ids).logits)
+    expected = plain.model(ids).logits
+    assert expected.isfinite().all()
+    assert torch.equal(packed.model(ids).logits, expected)
     assert not any(isinstance(module, torch.nn.Linear | torch.nn.Embedding) for module in packed.model.modules())
-    assert sum(isinstance(module, PackedLinear) for module in packed.model.modules()) == 15
+    linear = [module for module in packed.model.modules() if isinstance(module, PackedLinear)]
+    assert (len(linear), sum(layer.bias is not None for layer in linear)) == (15, 6 * (model is model_folders.qwen2))
     assert sum(isinstance(module, PackedEmbedding) for module in packed.model.modules()) == 1
     (before, after) = (loaded.info() for loaded in (plain, packed))
     assert (before.pop("weights"), after.pop("weights")) == ("plain", "packed")
@@ -156,10 +162,11 @@ def test_a_file_kept_packed_is_the_model_of_the_unpacked_one(tmp_path, own_cache
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("chunk", [1, 16])
-def test_a_stream_of_it_has_the_losses_of_the_unpacked_one(tmp_path, own_cache, chunk):
+@pytest.mark.parametrize(("kind", "model"), [("Q4_1", model_folders.llama), ("Q8_0", model_folders.qwen2)])
+def test_a_stream_of_it_has_the_losses_of_the_unpacked_one(tmp_path, own_cache, kind, model, chunk):
     from streamh2o.policies import make_policy
 
-    path, policy = str(make_gguf(tmp_path, intermediate_size=64)), make_policy("h2o", 24)
+    path, policy = str(make_gguf(tmp_path, kind, model)), make_policy("h2o", 24)
     plain, packed = (load_model(path, "float32", "cpu", weights=weights).model for weights in ("plain", "packed"))
     expected, _, _ = streamed(plain, policy, tiny.tokens(60), chunk)
     kernel.choose("compiled")
@@ -170,7 +177,7 @@ def test_a_stream_of_it_has_the_losses_of_the_unpacked_one(tmp_path, own_cache, 
 
 
 def test_the_blocks_are_laid_down_once_beside_the_unpacked_copy(tmp_path, own_cache, capfd):
-    path = make_gguf(tmp_path, intermediate_size=64)
+    path = make_gguf(tmp_path)
     load_model(str(path), "float32", "cpu", weights="packed")
     assert "Packing tiny.gguf into the cache, once ..." in capfd.readouterr().err
     load_model(str(path), "bfloat16", "cpu", weights="packed")
@@ -184,7 +191,7 @@ def test_the_blocks_are_laid_down_once_beside_the_unpacked_copy(tmp_path, own_ca
 
 
 def test_matrices_without_blocks_stay_plain_and_that_is_said(tmp_path, own_cache, capfd):
-    path = str(make_gguf(tmp_path))  # 48 columns are no whole number of blocks
+    path = str(make_gguf(tmp_path, intermediate_size=48))  # 48 columns are no whole number of blocks
     packed = load_model(path, "float32", "cpu", weights="packed")
     said = "weights: 14 matrices stay packed, and 2 do not (F32)\n"
     assert capfd.readouterr().err.endswith(said)
@@ -202,7 +209,7 @@ def test_what_has_no_blocks_is_refused_in_a_sentence(tmp_path, own_cache, stream
     code, _, err = streamh2o("ppl", book, "--weights", "int3")
     assert (code, one_sentence(err)) == (2, "--weights int3: must be plain or packed.")
     path = model_folders.gguf_file(tmp_path / "float.gguf", model_folders.llama())
-    with pytest.raises(UserError, match=r"its matrices are F32, and those that can are Q4_0, Q4_1, Q8_0"):
+    with pytest.raises(UserError, match=r"its matrices are F32, and those that can are Q4_0, Q4_1, .*, Q6_K; leave"):
         load_model(str(path), device="cpu", weights="packed")
     with pytest.raises(UsageError, match=r"for one CPU, and --device-map"):
         load_model(str(path), device_map="auto", weights="packed")
@@ -211,7 +218,7 @@ def test_what_has_no_blocks_is_refused_in_a_sentence(tmp_path, own_cache, stream
 
 
 def test_a_run_is_resumed_with_the_weights_it_began_with(tmp_path, own_cache, streamh2o):
-    path, book = make_gguf(tmp_path, intermediate_size=64), make_book(tmp_path)
+    path, book = make_gguf(tmp_path), make_book(tmp_path)
     run = ("ppl", book, "--model", path, "--cache", "64", "--chunk", "32", "--device", "cpu", "--threads", "1")
     run = (*run, "--kernel", "torch", "--max-tokens", "100", "--checkpoint", tmp_path / "saved")
     code, out, _ = streamh2o(*run, "--weights", "packed", "--json", "-")
@@ -226,7 +233,7 @@ def test_a_run_is_resumed_with_the_weights_it_began_with(tmp_path, own_cache, st
 
 
 def test_doctor_says_what_the_weights_are(tmp_path, own_cache, streamh2o):
-    path = make_gguf(tmp_path, intermediate_size=64)
+    path = make_gguf(tmp_path)
     _, out, _ = streamh2o("doctor", "--model", path, "--device", "cpu", "--threads", "1", "--weights", "packed")
     assert "weights:      packed, 16 matrices of Q4_1, " in out
     _, out, _ = streamh2o("doctor", "--model", path, "--device", "cpu", "--threads", "1")
