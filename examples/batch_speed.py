@@ -9,7 +9,8 @@ import time
 
 import torch
 
-from streamh2o import Stream, load_model, make_policy
+from streamh2o import load_model, make_policy
+from streamh2o.stream import ChunkStream
 from streamh2o.together import feed_together
 
 TEXTS, CACHE, ROUNDS, TOKENS = 4, 256, 3, 8  # TOKENS of each text a round, or one chunk where that is more
@@ -18,16 +19,16 @@ torch.set_num_threads(1)
 model = load_model("smollm2-135m", dtype=sys.argv[1] if len(sys.argv) > 1 else "auto").model
 
 
-def full() -> list[Stream]:
+def full() -> list[ChunkStream]:
     """Streams whose caches are full."""
-    streams = [Stream(model, make_policy("streamh2o", CACHE), chunk=256) for _ in range(TEXTS)]
+    streams = [ChunkStream(model, make_policy("streamh2o", CACHE), chunk=256) for _ in range(TEXTS)]
     for number, stream in enumerate(streams):
         for ids in torch.randint(0, 40_000, (2, 1, 256), generator=torch.Generator().manual_seed(number)):
             stream.feed(ids)
     return streams
 
 
-def taken(streams: list[Stream], ids: torch.Tensor, together: bool) -> float:
+def taken(streams: list[ChunkStream], ids: torch.Tensor, together: bool) -> float:
     """Seconds of the processor for `ids` [TEXTS, n]."""
     rows = ids.split(1)
     start = time.process_time()

@@ -11,9 +11,9 @@ import time
 
 import torch
 
-from streamh2o import Stream, StreamCache, kernel, load_model, make_policy
+from streamh2o import StreamCache, kernel, load_model, make_policy
 from streamh2o.packed_weights import weight_bytes
-from streamh2o.stream import cache_argument
+from streamh2o.stream import ChunkStream, cache_argument
 
 ROUNDS, STEPS, TOKENS = 9, 12, 5000
 
@@ -51,7 +51,7 @@ def decode() -> dict[str, list[float]]:
 def read() -> tuple[dict[str, list[float]], dict[str, float]]:
     times: dict[str, list[float]] = {name: [] for name in models}
     losses: dict[str, list[torch.Tensor]] = {name: [] for name in models}
-    streams = {name: Stream(each.model, make_policy("streamh2o", cache=512)) for name, each in models.items()}
+    streams = {name: ChunkStream(each.model, make_policy("streamh2o", cache=512)) for name, each in models.items()}
     for piece in ids.split(256, dim=1):
         for name, stream in streams.items():
             timed(times, name, lambda n=name, s=stream, p=piece: losses[n].append(s.feed(p).losses[0]), 1)

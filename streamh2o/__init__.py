@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamh2o.models import load_model
     from streamh2o.policies import Policy, make_policy
-    from streamh2o.stream import Stream
     from streamh2o.stream_cache import StreamCache
+    from streamh2o.text_stream import Stream
 
 __version__ = "0.1.0"
 __all__ = ["Policy", "Stream", "StreamCache", "__version__", "load_model", "make_policy"]
 
 _FROM = {
     "Policy": "policies",
-    "Stream": "stream",
+    "Stream": "text_stream",
     "StreamCache": "stream_cache",
     "load_model": "models",
     "make_policy": "policies",

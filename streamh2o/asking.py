@@ -12,13 +12,13 @@ from transformers import DynamicCache
 from streamh2o.head import Head
 from streamh2o.prompts import Prompter
 from streamh2o.reading import LONGEST_ANSWER
-from streamh2o.stream import Stream, cache_argument
+from streamh2o.stream import ChunkStream, cache_argument
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
 
 
-def ask_stream(stream: Stream, prompter: Prompter, question: str) -> str:
+def ask_stream(stream: ChunkStream, prompter: Prompter, question: str) -> str:
     """The answer after what `stream` has read, of which nothing stays in its cache."""
     prompt = prompter.ask("", question)
 

@@ -16,7 +16,7 @@ from streamh2o.attention import attend_and_sum
 from streamh2o.packed_weights import PackedLinear
 from streamh2o.policies import make_policy
 from streamh2o.positions import rotated
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 Contestants = dict[str, tuple[int, Callable[[], object]]]  # tokens a call and the call, by name
 
@@ -110,7 +110,7 @@ class WarmStream:
     def __init__(
         self, model: PreTrainedModel, ids: Tensor, policy: str, cache: int, chunk: int, evict: str = "chunk"
     ) -> None:
-        self.stream = Stream(model, make_policy(policy, cache), chunk=chunk, evict=evict)
+        self.stream = ChunkStream(model, make_policy(policy, cache), chunk=chunk, evict=evict)
         self.ids, self.chunk, self.at = ids, chunk, 0
         while self.stream.tokens <= cache:
             self.feed()

@@ -11,7 +11,7 @@ from streamh2o.positions import Branches
 
 
 class Tree(Branches):
-    """What to give `Stream.probe` for `paths` after `stem`, none of which sees another: the pass reads `ids` [n].
+    """What to give `ChunkStream.probe` for `paths` after `stem`, none of which sees another: the pass reads `ids` [n].
 
     places: for each path, where in the pass each of its ids stands. `before` gives the places that predict them.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamh2o.errors import UsageError
 from streamh2o.places import Places
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 if TYPE_CHECKING:
     from streamh2o.reader import Block
@@ -157,7 +157,7 @@ class Watch:
     Raises UsageError where the policy keeps nothing from one chunk to the next.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ChunkStream) -> None:
         if stream.policy.recomputes:
             raise UsageError(
                 f"--policy {stream.policy.name} reads its window anew for every chunk and keeps nothing, so there is "

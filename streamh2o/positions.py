@@ -45,7 +45,7 @@ def in_cache_positions(
 
 
 class Branches:
-    """What to give `Stream.probe` for several continuations of the text in one pass, none of which sees another.
+    """What to give `ChunkStream.probe` for several continuations of the text in one pass, none of which sees another.
 
     The pass is `stem` tokens that all of them begin with, then the branches, of `lengths` tokens, one after another.
     """

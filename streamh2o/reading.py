@@ -15,7 +15,7 @@ from streamh2o.branching import Tree
 from streamh2o.policies import make_policy
 from streamh2o.prompts import Prompter
 from streamh2o.sentences import sentences
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
@@ -90,7 +90,9 @@ class Reader:
         self.cache = min(cache, trained - chunk)
         self._prompter = prompter
         self._ends = sorted(prompter.ends())
-        self._stream = Stream(loaded.model, make_policy("streamingllm", cache=self.cache, sinks=SINKS), chunk=chunk)
+        self._stream = ChunkStream(
+            loaded.model, make_policy("streamingllm", cache=self.cache, sinks=SINKS), chunk=chunk
+        )
         self._prefix = _common(prompter.ask("A b.", "Who?"), prompter.ask("In c,", "What?"))
         self._empty = self._stream.state()
         self._feed(self._prefix)
@@ -159,7 +161,7 @@ class Reader:
                 yield Reading(answer, float(total[number - 1]))
 
 
-def _logprobs(hidden: Tensor, stream: Stream) -> Tensor:
+def _logprobs(hidden: Tensor, stream: ChunkStream) -> Tensor:
     return stream.logits(hidden).float().log_softmax(-1)
 
 

@@ -17,7 +17,7 @@ from streamh2o.wording import Wording
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
-    from streamh2o.stream import Stream
+    from streamh2o.stream import ChunkStream
 
 KEPT = 64  # candidates remembered per question while the text passes
 _KINDS = {  # of what is saved of a question
@@ -115,7 +115,7 @@ class Retriever:
         self._trees = [Tree(stem, [self.ids[q][:-1] for q in group], loaded.device) for group in self._groups]
         self._seen = [_Seen() for _ in questions]
 
-    def look(self, stream: Stream, part: Part, data: bytes) -> None:
+    def look(self, stream: ChunkStream, part: Part, data: bytes) -> None:
         """Score `part`, which `stream` has just read and whose bytes are `data`."""
         found = self.wording.look(data)
         for group, tree in zip(self._groups, self._trees, strict=True):

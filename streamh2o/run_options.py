@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from streamh2o.errors import UsageError
 from streamh2o.policies import Policy
 from streamh2o.quantised import require_bits
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from streamh2o.text import Source, TokenReader
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ def open_reader(
     )
 
 
-def open_stream(loaded: Loaded, policy: Policy, options: RunOptions, batch: int = 1) -> Stream:
+def open_stream(loaded: Loaded, policy: Policy, options: RunOptions, batch: int = 1) -> ChunkStream:
     """An empty stream of `batch` texts as `options` want it.
 
     Raises UsageError where policy, options and model do not fit together, UserError where memory is short.
     """
     per_query_head = options.per_head == "query"
-    return Stream(
+    return ChunkStream(
         loaded.model,
         policy,
         chunk=options.chunk,

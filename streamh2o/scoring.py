@@ -16,7 +16,7 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.generate import Characters, Sampler, Sampling
 from streamh2o.models import Loaded
 from streamh2o.policies import POLICIES, Policy, make_policy
-from streamh2o.stream import Fed, Stream
+from streamh2o.stream import ChunkStream, Fed
 
 LEAST_BESIDE_SINKS = 2  # slots: one recent token and one hitter
 TYPICAL = 2048  # tokens of a prompt that settings are tried with
@@ -171,11 +171,11 @@ class Scorer:
         ends = given if isinstance(given, list) else [given]
         return frozenset(end for end in [*ends, self.loaded.tokenizer.eos_token_id] if end is not None)
 
-    def _stream(self, tokens: int) -> Stream:
-        return Stream(self.loaded.model, self.policy_for(tokens), chunk=self.chunk, evict=self.evict)
+    def _stream(self, tokens: int) -> ChunkStream:
+        return ChunkStream(self.loaded.model, self.policy_for(tokens), chunk=self.chunk, evict=self.evict)
 
 
-def _feed(stream: Stream, ids: Sequence[int], score: bool) -> Iterator[tuple[Tensor, Fed]]:
+def _feed(stream: ChunkStream, ids: Sequence[int], score: bool) -> Iterator[tuple[Tensor, Fed]]:
     """`ids` in chunks, each with what it gave."""
     for piece in torch.tensor([list(ids)]).split(stream.chunk, dim=1):
         yield piece, stream.feed(piece, score)
@@ -190,7 +190,7 @@ def _sum(fed: Fed) -> float:
 
 
 @torch.inference_mode()
-def _score(stream: Stream, hidden: Tensor, ids: Sequence[int]) -> tuple[float, bool]:
+def _score(stream: ChunkStream, hidden: Tensor, ids: Sequence[int]) -> tuple[float, bool]:
     """hidden: [1, 1, hidden_size], the state after the newest token that `stream` has read."""
     total, greedy = 0.0, True
     if not ids:

@@ -36,9 +36,9 @@ def streamed(model: Any, policy: Policy, ids: torch.Tensor, chunk: int) -> tuple
     """Losses [count - 1] of `ids` [1, count], evictions, and the most slots held."""
     import torch
 
-    from streamh2o.stream import Stream
+    from streamh2o.stream import ChunkStream
 
-    with Stream(model, policy, chunk=chunk) as stream:
+    with ChunkStream(model, policy, chunk=chunk) as stream:
         parts = [stream.feed(ids[:, start : start + chunk]).losses[0] for start in range(0, ids.shape[1], chunk)]
         return torch.cat(parts).cpu(), stream.evictions, stream.max_slots
 

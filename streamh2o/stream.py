@@ -41,7 +41,7 @@ class Fed:
     hidden: Tensor
 
 
-class Stream:
+class ChunkStream:
     """A text of any length through `model` with a cache of `policy.cache` slots per layer and KV head.
 
     model: a causal model of `transformers` in evaluation mode; it uses our attention until `close`.
@@ -88,6 +88,7 @@ class Stream:
             policy = replace(policy, cache=trained, recent=trained - policy.sinks)
         self.learned_positions = learned_positions(model.config)
         self.model, self.policy, self.chunk, self.batch = model, policy, chunk, batch
+        self.evict, self.kv_bits = evict, kv_bits
         self.trained = trained
         group = config.num_attention_heads // kv_heads(config) if per_query_head else 1
         require_memory(model, policy, chunk, group, kv_bits, batch)
@@ -121,7 +122,7 @@ class Stream:
         finally:
             attach(self.model)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> ChunkStream:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -289,7 +290,7 @@ class Stream:
         return self.cache.composition()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Tensors and counts that let another Stream of the same settings go on with the same digits."""
+        """Tensors and counts that let another ChunkStream of the same settings go on with the same digits."""
         tensors = self.cache.state()
         for name, tensor in (("last_hidden", self._last_hidden), ("tail", self._tail)):
             if tensor is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from streamh2o.cache import FixedCache, SlotCache, take_appended, tell_appended
 
 if TYPE_CHECKING:
-    from streamh2o.stream import Fed, Stream
+    from streamh2o.stream import ChunkStream, Fed
 
 
 class Together(FixedCache):
@@ -36,11 +36,12 @@ class Together(FixedCache):
 
 
 @torch.inference_mode()
-def feed_together(streams: Sequence[Stream], ids: Sequence[Tensor], score: bool = True) -> list[Fed]:
-    """`Stream.feed` for several streams of one model: `ids[i]` [1, n] are the next tokens of `streams[i]`.
+def feed_together(streams: Sequence[ChunkStream], ids: Sequence[Tensor], score: bool = True) -> list[Fed]:
+    """`ChunkStream.feed` for several streams of one model: `ids[i]` [1, n] are the next tokens of `streams[i]`.
 
     Streams that have equally many tokens to read share a pass, so that each gets what it would get alone, but for
-    rounding. Whether there is room (`Stream.require_room`) and whether the losses are finite is for the caller to see.
+    rounding. Whether there is room (`ChunkStream.require_room`) and whether the losses are finite is for the caller to
+    see.
     """
     ids = [part.to(streams[0].model.device) for part in ids]
     windows = [stream.window(part) for stream, part in zip(streams, ids, strict=True)]
@@ -54,7 +55,7 @@ def feed_together(streams: Sequence[Stream], ids: Sequence[Tensor], score: bool 
     return [stream.took(hidden[row], nll[row]) for row, stream in enumerate(streams)]
 
 
-def _states(streams: Sequence[Stream], ids: Tensor) -> Tensor:
+def _states(streams: Sequence[ChunkStream], ids: Tensor) -> Tensor:
     """The hidden states [streams, n, hidden_size] of `ids` [streams, n]."""
     if len(streams) == 1:
         return streams[0].forward(ids, streams[0].cache, streams[0].position_ids(ids))
@@ -62,7 +63,7 @@ def _states(streams: Sequence[Stream], ids: Tensor) -> Tensor:
     return streams[0].forward(ids, Together([stream.cache for stream in streams]), positions)
 
 
-def _losses(streams: Sequence[Stream], ids: Sequence[Tensor], hidden: dict[int, Tensor]) -> list[Tensor | None]:
+def _losses(streams: Sequence[ChunkStream], ids: Sequence[Tensor], hidden: dict[int, Tensor]) -> list[Tensor | None]:
     """The losses [1, scored] of each stream, from one product with the output embedding."""
     pairs = [stream.predictions(part, hidden[row]) for row, (stream, part) in enumerate(zip(streams, ids, strict=True))]
     before = torch.cat([states[0] for states, _ in pairs])

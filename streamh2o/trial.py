@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from streamh2o.policies import Policy
 from streamh2o.run_options import RunOptions, open_stream
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 if TYPE_CHECKING:
     from streamh2o.models import Loaded
@@ -40,7 +40,7 @@ def fastest_chunk(loaded: Loaded, policy: Policy, options: RunOptions) -> int:
     return max(rates, key=lambda chunk: rates[chunk])
 
 
-def _rate(model: PreTrainedModel, stream: Stream, chunk: int) -> float:
+def _rate(model: PreTrainedModel, stream: ChunkStream, chunk: int) -> float:
     """Tokens a second of `stream`, the best of a few chunks of random tokens behind a full cache."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.config.get_text_config().vocab_size
@@ -56,7 +56,7 @@ def _rate(model: PreTrainedModel, stream: Stream, chunk: int) -> float:
     return best
 
 
-def _fill(stream: Stream) -> None:
+def _fill(stream: ChunkStream) -> None:
     """Let the slots be a full cache of copies: what they hold does not matter for speed."""
     tensors, counts = stream.state()
     size = stream.policy.cache

@@ -14,7 +14,7 @@ from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.run import run_perplexity
 from streamh2o.run_options import RunOptions
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from streamh2o.text import open_inputs
 from streamh2o.together import feed_together
 from tests import tiny
@@ -61,7 +61,7 @@ def test_streams_of_different_ages_in_one_pass_get_the_losses_of_each_alone(fami
     model, lengths = tiny.FAMILIES[family](), (150, 70, 33)
     texts = [tiny.tokens(length, seed=length) for length in lengths]
     alone = [tiny.stream_losses(model, make_policy(policy, 32), text, 16) for text in texts]
-    streams = [Stream(model, make_policy(policy, 32), chunk=16) for _ in texts]
+    streams = [ChunkStream(model, make_policy(policy, 32), chunk=16) for _ in texts]
     got: list[list[torch.Tensor]] = [[] for _ in texts]
     at = [0, -16, -48]  # the second begins a chunk later, the third three chunks
     while any(place < len(text[0]) for place, text in zip(at, texts, strict=True)):

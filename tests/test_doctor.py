@@ -46,15 +46,15 @@ def test_a_sound_machine_has_one_line_a_check_and_code_0(streamh2o, model, dtype
 
 
 def test_losses_that_differ_between_chunks_are_wrong(streamh2o, model, monkeypatch):
-    from streamh2o.stream import Stream
+    from streamh2o.stream import ChunkStream
 
-    feed = Stream.feed
+    feed = ChunkStream.feed
 
     def biased(stream, ids):
         fed = feed(stream, ids)
         return fed if ids.shape[1] == 1 else type(fed)(fed.losses + 0.01, fed.hidden)
 
-    monkeypatch.setattr(Stream, "feed", biased)
+    monkeypatch.setattr(ChunkStream, "feed", biased)
     code, out, _ = streamh2o("doctor", "--model", model, "--dtype", "float32", *PLACE)
     assert code == 1
     assert [verdict for verdict, _ in lines(out)["losses"]] == ["WRONG", "WRONG"]

@@ -17,7 +17,7 @@ from streamh2o.policies import make_policy
 from streamh2o.positions import beyond_window, in_cache_positions
 from streamh2o.rotary import RotaryTable
 from streamh2o.selftest import plain
-from streamh2o.stream import Stream, cache_argument
+from streamh2o.stream import ChunkStream, cache_argument
 from streamh2o.stream_cache import StreamCache
 from tests import families, model_folders, models_page, tiny
 
@@ -59,7 +59,7 @@ def test_while_nothing_is_evicted_chunks_equal_the_plain_model(name):
 @pytest.mark.parametrize("policy", ["h2o", "streamh2o"])
 def test_after_evictions_the_budget_and_the_sinks_are_kept_and_losses_are_numbers(name, policy):
     ids, made = tiny.tokens(60), make_policy(policy, cache=16)
-    with Stream(model(name), made, chunk=6) as stream:
+    with ChunkStream(model(name), made, chunk=6) as stream:
         for start in range(0, 60, 6):
             losses = stream.feed(ids[:, start : start + 6]).losses
             assert torch.isfinite(losses).all()
@@ -103,7 +103,7 @@ def test_where_every_layer_has_a_window_and_the_cache_holds_it_nothing_is_lost(n
     window=st.integers(1, 40),
 )
 def test_what_a_window_hides_is_what_lies_farther_inside_the_cache(policy, cache, chunk, count, window):
-    with torch.inference_mode(), Stream(tiny.llama(layers=1), make_policy(policy, cache), chunk=chunk) as stream:
+    with torch.inference_mode(), ChunkStream(tiny.llama(layers=1), make_policy(policy, cache), chunk=chunk) as stream:
         stream.feed(tiny.tokens(chunk))
         for start in range(0, count, chunk):
             stream.feed(tiny.tokens(chunk, seed=start))
@@ -130,9 +130,9 @@ def test_longrope_takes_the_long_angles_where_cache_and_chunk_exceed_its_first_l
     ids = tiny.tokens(160)
     expected = plain(model(name), ids)  # longer than the first length, 128
     assert torch.allclose(stream_losses(name, make_policy("h2o", cache=160), ids, 32), expected, atol=1e-4)
-    with Stream(model(name), make_policy("h2o", cache=100), chunk=28) as stream:
+    with ChunkStream(model(name), make_policy("h2o", cache=100), chunk=28) as stream:
         assert stream.trained == 128
-    with Stream(model(name), make_policy("h2o", cache=101), chunk=28) as stream:
+    with ChunkStream(model(name), make_policy("h2o", cache=101), chunk=28) as stream:
         assert stream.trained == 512
 
 
@@ -149,12 +149,12 @@ def test_learned_positions_end_where_the_training_did(family):
     short = CASES[family].make()
     short.max_position_embeddings = 64
     made = families.random_model(short)
-    with Stream(made, make_policy("h2o", cache=16), chunk=8) as stream:
+    with ChunkStream(made, make_policy("h2o", cache=16), chunk=8) as stream:
         for start in range(0, 64, 8):
             stream.feed(tiny.tokens(64)[:, start : start + 8])
         with pytest.raises(UserError, match=r"has learned 64 positions.*--max-tokens 64"):
             stream.feed(tiny.tokens(1))
-    with Stream(made, make_policy("recompute", cache=16), chunk=8) as stream:  # a window starts at position 0 again
+    with ChunkStream(made, make_policy("recompute", cache=16), chunk=8) as stream:  # a window starts at 0 again
         for start in range(0, 80, 8):
             assert torch.isfinite(stream.feed(tiny.tokens(80)[:, start : start + 8]).losses).all()
 
@@ -163,28 +163,28 @@ def test_another_family_is_refused_by_name():
     with torch.device("meta"):
         made = transformers.AutoModelForCausalLM.from_config(transformers.CodeGenConfig(n_layer=1, vocab_size=32))
     with pytest.raises(UserError, match=r"'codegen' model, which cannot be run: its architecture is not among"):
-        Stream(made, make_policy("h2o", cache=16))
+        ChunkStream(made, make_policy("h2o", cache=16))
 
 
 @pytest.mark.skipif(runs("gptj"), reason="this release of transformers can run GPT-J")
 def test_gpt_j_is_refused_where_transformers_is_too_old():
     case = next(families.of_family("gptj"))
     with pytest.raises(UserError, match=r"'gptj' model.*needs transformers 5\.24 or later"):
-        Stream(case.model(), make_policy("h2o", cache=16))
+        ChunkStream(case.model(), make_policy("h2o", cache=16))
 
 
 def test_layers_that_scale_attention_each_in_its_own_way_are_refused():
     config = CASES["gpt2"].make()
     config.scale_attn_by_inverse_layer_idx = True
     with pytest.raises(UserError, match=r"'gpt2' model.*each in its own way"):
-        Stream(families.random_model(config), make_policy("h2o", cache=16))
+        ChunkStream(families.random_model(config), make_policy("h2o", cache=16))
 
 
 def test_tokens_that_look_ahead_are_refused():
     config = CASES["gemma3_text"].make()
     config.use_bidirectional_attention = True
     with pytest.raises(UserError, match=r"'gemma3_text' model.*look ahead"):
-        Stream(families.random_model(config), make_policy("h2o", cache=16))
+        ChunkStream(families.random_model(config), make_policy("h2o", cache=16))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -231,7 +231,7 @@ def test_what_a_stream_cache_cannot_serve_is_refused(name, reason):
 )
 def test_eviction_after_every_token_is_refused_where_it_would_be_wrong(name, what):
     with (
-        Stream(model(name), make_policy("h2o", cache=16), chunk=8, evict="token") as stream,
+        ChunkStream(model(name), make_policy("h2o", cache=16), chunk=8, evict="token") as stream,
         pytest.raises(UserError, match=what),
     ):
         stream.feed(tiny.tokens(8))

@@ -19,7 +19,7 @@ from streamh2o.models import load_model
 from streamh2o.policies import make_policy
 from streamh2o.run import RunFailed, run_perplexity
 from streamh2o.run_options import RunOptions
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from streamh2o.text import open_inputs
 from tests.call import one_sentence
 from tests.programs import ended, size, wait_for
@@ -190,7 +190,7 @@ def test_a_full_disk_while_logging_leaves_the_last_checkpoint_to_go_on_from(star
 def test_a_cache_without_room_in_memory_is_refused_with_the_sum_and_what_would_fit():
     model = llama(positions=2**50)
     with pytest.raises(UserError) as caught:
-        Stream(model, make_policy("h2o", cache=2**40), chunk=256)
+        ChunkStream(model, make_policy("h2o", cache=2**40), chunk=256)
     sentence = str(caught.value)
     slots = 2**40 + 256
     assert f"2 layers x 2 heads x {slots} slots x 76 bytes" in sentence
@@ -241,7 +241,7 @@ def test_a_chunk_without_memory_is_read_in_halves_as_if_it_had_been_so_from_the_
     """The cache is put back: what follows is what it would be had the chunk never been tried."""
     ids = torch.tensor([loaded.tokenizer(TEXT * 8, add_special_tokens=False).input_ids[:224]])
     how = (loaded.model, make_policy(policy, cache=64))
-    with Stream(*how, chunk=32, kv_bits=kv_bits) as stream:
+    with ChunkStream(*how, chunk=32, kv_bits=kv_bits) as stream:
         sizes = [32] * 5 + ([16] * 4 if kv_bits == 16 else [8] * 8)
         expected = torch.cat([stream.feed(part).losses for part in ids.split(sizes, dim=1)], dim=1)
     hook = short_of_memory(loaded.model, 16 if kv_bits == 16 else 8)
@@ -249,7 +249,7 @@ def test_a_chunk_without_memory_is_read_in_halves_as_if_it_had_been_so_from_the_
         hook.remove()
         hook = short_of_memory(loaded.model, 64 + (16 if kv_bits == 16 else 8))
     try:
-        with Stream(*how, chunk=32, kv_bits=kv_bits) as stream:
+        with ChunkStream(*how, chunk=32, kv_bits=kv_bits) as stream:
             given = torch.cat([stream.feed(part).losses for part in ids.split(32, dim=1)], dim=1)
     finally:
         hook.remove()
@@ -273,14 +273,14 @@ def test_no_memory_for_the_logits_scores_in_halves(loaded, book, monkeypatch):
 
 
 def test_a_halved_chunk_is_said_in_log_result_and_on_stderr(streamh2o, model, book, tmp_path, monkeypatch):
-    read, passes = Stream._read, iter(range(6))  # two of them try the model when it is loaded
+    read, passes = ChunkStream._read, iter(range(6))  # two of them try the model when it is loaded
 
     def short(self, ids):
         if next(passes, None) is None and ids.shape[1] > 16:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return read(self, ids)
 
-    monkeypatch.setattr(Stream, "_read", short)
+    monkeypatch.setattr(ChunkStream, "_read", short)
     log = tmp_path / "a.jsonl"
     code, out, err = streamh2o("ppl", book, "--model", model, *SMALL, "--log", log, "--json", "-")
     assert code == 0

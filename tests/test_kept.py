@@ -21,7 +21,7 @@ from streamh2o.reader import TokenReader
 from streamh2o.run_options import RunOptions
 from streamh2o.sources import open_inputs
 from streamh2o.spool import Rereadable
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from tests.tiny import llama, tokens
 from tests.tiny_folder import TEXT, make_folder
 from tests.watch import watch
@@ -56,7 +56,7 @@ def stream_and_recount(policy, count=203):
     """What `Watch` says of a stream, and what the slots say after each of its evictions."""
     ids, model = tokens(count), llama()
     snapshots = []
-    with Stream(model, policy, chunk=CHUNK) as stream:
+    with ChunkStream(model, policy, chunk=CHUNK) as stream:
         looking = Watch(stream)
         for start in range(0, count, CHUNK):
             part = ids[:, start : start + CHUNK]
@@ -137,7 +137,7 @@ def test_rank_one_is_what_has_the_most_attention(name):
 
 def test_a_policy_that_keeps_nothing_is_refused():
     policy = make_policy("recompute", cache=40)
-    with Stream(llama(), policy, chunk=CHUNK) as stream, pytest.raises(UsageError, match="recompute"):
+    with ChunkStream(llama(), policy, chunk=CHUNK) as stream, pytest.raises(UsageError, match="recompute"):
         Watch(stream)
 
 

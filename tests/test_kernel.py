@@ -14,7 +14,7 @@ from streamh2o.attention import attend, column_sums
 from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import make_policy
 from streamh2o.rotary import RotaryTable
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 from .tiny import VOCABULARY, gpt_neox, llama
 
@@ -211,7 +211,7 @@ def test_a_stream_has_the_same_losses_with_it(policy, build):
     ids = torch.randint(0, VOCABULARY, (2, 400), generator=torch.Generator().manual_seed(1))
 
     def read():
-        with Stream(model, make_policy(policy, 64), chunk=32, batch=2) as stream:
+        with ChunkStream(model, make_policy(policy, 64), chunk=32, batch=2) as stream:
             found = torch.cat([stream.feed(part).losses for part in ids.split(32, dim=1)], dim=1)
             return found, stream.cache.slots[1].source_index[:, :, :64].clone()
 

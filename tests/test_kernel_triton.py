@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from streamh2o import kernel
 from streamh2o.attention import attend, column_sums
 from streamh2o.policies import make_policy
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 from .tiny import VOCABULARY, llama
 
@@ -134,7 +134,7 @@ def test_a_stream_has_the_same_losses_with_it(policy, monkeypatch):
     ids = torch.randint(0, VOCABULARY, (1, 160), generator=torch.Generator().manual_seed(1))
 
     def read():
-        with Stream(model, make_policy(policy, 48), chunk=32) as stream:
+        with ChunkStream(model, make_policy(policy, 48), chunk=32) as stream:
             found = torch.cat([stream.feed(part).losses for part in ids.split(32, dim=1)], dim=1)
             return found, stream.cache.slots[1].source_index[:, :, :48].clone()
 

@@ -10,7 +10,7 @@ from streamh2o.architectures import SUPPORTED, kv_heads, trained_positions
 from streamh2o.errors import UserError
 from streamh2o.policies import make_policy
 from streamh2o.positions import Branches
-from streamh2o.stream import Stream, cache_argument
+from streamh2o.stream import ChunkStream, cache_argument
 from streamh2o.stream_cache import StreamCache
 from tests import families, tiny
 
@@ -51,7 +51,7 @@ def test_slots_get_the_bias_of_their_distance_inside_the_cache(positions):
     bloom, ids = model("bloom"), tiny.tokens(75)
     policy = make_policy("h2o", cache=20, sinks=0, recent=8, positions=positions)
     seen = []
-    with Stream(bloom, policy, chunk=6) as stream:
+    with ChunkStream(bloom, policy, chunk=6) as stream:
         for start in range(0, 72, 6):
             stream.feed(ids[:, start : start + 6])
         held = stream.cache.slots[0].source_index[0].clone()[:, :20]
@@ -73,7 +73,7 @@ def test_slots_get_the_bias_of_their_distance_inside_the_cache(positions):
 def test_the_model_is_as_it_was_afterwards(name):
     ids = tiny.tokens(20)
     before = tiny.dense_losses(model(name), ids)
-    with Stream(model(name), make_policy("h2o", cache=16), chunk=8) as stream:
+    with ChunkStream(model(name), make_policy("h2o", cache=16), chunk=8) as stream:
         stream.feed(ids[:, :8])
         assert all("forward" in module.__dict__ for module in attention_modules(name))
         with pytest.raises(UserError, match="without its cache"):
@@ -99,7 +99,7 @@ def test_what_the_model_makes_for_its_own_attention_does_not_grow_with_the_text(
 
     handle = block.register_forward_pre_hook(note, with_kwargs=True)
     try:
-        with Stream(model(name), make_policy("h2o", cache=16), chunk=8) as stream:
+        with ChunkStream(model(name), make_policy("h2o", cache=16), chunk=8) as stream:
             for _ in range(5):
                 stream.feed(tiny.tokens(8))
         with StreamCache.for_model(model(name), cache=16, chunk=8) as kept, torch.no_grad():
@@ -128,7 +128,7 @@ def test_generation_says_what_plain_generation_says_with_padding_too(name):
 def test_branches_that_share_a_pass_see_what_each_sees_alone(name, positions):
     made = make_policy("h2o", cache=16, positions=positions)
     stem, *branches = (tiny.tokens(count, seed=count) for count in (3, 4, 2))
-    with Stream(model(name), made, chunk=6) as stream:
+    with ChunkStream(model(name), made, chunk=6) as stream:
         for start in range(0, 36, 6):
             stream.feed(tiny.tokens(36)[:, start : start + 6])
         shape = Branches(3, [4, 2], torch.device("cpu"))
@@ -182,7 +182,7 @@ def test_code_that_a_model_brings_along_is_refused(monkeypatch):
     kind = type(attention_modules("bloom")[0])
     monkeypatch.setattr(kind, "__module__", "transformers_modules.bloom.modeling_bloom")
     with pytest.raises(UserError, match="computes attention itself"):
-        Stream(fresh, make_policy("h2o", cache=16))
+        ChunkStream(fresh, make_policy("h2o", cache=16))
 
 
 def test_a_module_that_has_another_forward_already_is_refused():
@@ -191,4 +191,4 @@ def test_a_module_that_has_another_forward_already_is_refused():
     taken = next(each for each in fresh.modules() if type(each) is type(module))
     taken.forward = taken.forward  # as accelerate does
     with pytest.raises(UserError, match="use one device"):
-        Stream(fresh, make_policy("h2o", cache=16))
+        ChunkStream(fresh, make_policy("h2o", cache=16))

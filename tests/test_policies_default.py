@@ -8,7 +8,7 @@ import torch
 from streamh2o.errors import UsageError
 from streamh2o.policies import make_policy
 from streamh2o.policies.streamh2o import LEAST_QUERIES
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from tests import tiny
 
 
@@ -76,7 +76,7 @@ def test_the_kept_are_those_with_the_highest_fading_mean_of_far_attention(chunk)
     ids = tiny.tokens(96)
     received: dict[tuple[int, int, int], list[tuple[int, float]]] = defaultdict(list)  # (query, attention)
     evicted = 0
-    with Stream(tiny.llama(), policy, chunk=chunk) as stream:
+    with ChunkStream(tiny.llama(), policy, chunk=chunk) as stream:
         for start in range(0, ids.shape[1], chunk):
             part, passes = ids[:, start : start + chunk], []
             stream.probe(
@@ -114,7 +114,7 @@ def test_the_kept_are_those_with_the_highest_fading_mean_of_far_attention(chunk)
 def test_what_is_farther_than_the_trained_length_goes_first():
     policy = make_policy("streamh2o", 24, sinks=2, recent=10)
     ids = tiny.tokens(400)
-    with Stream(tiny.llama(positions=64), policy, chunk=8) as stream:
+    with ChunkStream(tiny.llama(positions=64), policy, chunk=8) as stream:
         for start in range(0, ids.shape[1], 8):
             before = [layer.source_index[0, :, : layer.used].tolist() for layer in stream.cache.slots]
             stream.feed(ids[:, start : start + 8])

@@ -14,7 +14,7 @@ from streamh2o.model_files import NAMED
 from streamh2o.models import load_model
 from streamh2o.policies import POLICIES, make_policy
 from streamh2o.quantised import GROUP, QuantisedSlots, Scratch, dequantise, quantise
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from streamh2o.stream_cache import StreamCache
 from tests import tiny
 
@@ -34,7 +34,7 @@ def newest_kept(window):
 @contextmanager
 def streams(model, policy):
     """One at full width, one at 8 bits."""
-    with Stream(model, policy, chunk=6) as exact, Stream(model, policy, chunk=6, kv_bits=8) as rounded:
+    with ChunkStream(model, policy, chunk=6) as exact, ChunkStream(model, policy, chunk=6, kv_bits=8) as rounded:
         yield exact, rounded
 
 
@@ -83,7 +83,7 @@ def test_a_group_of_equal_values_comes_back_near_them(bits, value):
 def test_only_what_is_older_is_quantised_and_the_budget_is_kept(cache, chunk, count, policy, bits, window):
     model, made, ids = tiny.llama(), make_policy(policy, cache), tiny.tokens(count, batch=2)
     newest = min(window, made.recent)
-    with newest_kept(window), Stream(model, made, chunk=chunk, batch=2, kv_bits=bits) as stream:
+    with newest_kept(window), ChunkStream(model, made, chunk=chunk, batch=2, kv_bits=bits) as stream:
         for start in range(0, count, chunk):
             stream.feed(ids[:, start : start + chunk])
             assert stream.slots == min(stream.tokens, cache)
@@ -105,7 +105,7 @@ def test_only_what_is_older_is_quantised_and_the_budget_is_kept(cache, chunk, co
 def test_survivors_are_the_same_integers_after_fifty_evictions(bits):
     model, policy, ids = tiny.llama(layers=1), make_policy("h2o", 24, sinks=2, recent=6), tiny.tokens(150)
     first: dict = {}  # by head and token: the eviction before which it was quantised, and its codes and steps
-    with Stream(model, policy, chunk=2, kv_bits=bits) as stream:
+    with ChunkStream(model, policy, chunk=2, kv_bits=bits) as stream:
         for start in range(0, 150, 2):
             stream.feed(ids[:, start : start + 2])
             (layer,) = stream.cache.slots
@@ -125,8 +125,8 @@ def test_at_eight_bits_the_slots_hold_what_the_model_gave_but_for_rounding(windo
     model, policy, ids = tiny.llama(layers=1), make_policy("streamingllm" if count > 24 else "h2o", 24), tiny.tokens(90)
     with (
         newest_kept(window),
-        Stream(model, policy, chunk=6) as exact,
-        Stream(model, policy, chunk=6, kv_bits=8) as rounded,
+        ChunkStream(model, policy, chunk=6) as exact,
+        ChunkStream(model, policy, chunk=6, kv_bits=8) as rounded,
     ):
         feed(exact, ids[:, :count], 6), feed(rounded, ids[:, :count], 6)
         one, other = exact.cache.slots[0], rounded.cache.slots[0]
@@ -187,10 +187,10 @@ def test_every_family_streams_a_batch_as_if_each_were_alone(family):
 def test_a_stream_goes_on_from_its_state_with_the_same_digits(policy, bits, stop):
     model, ids = tiny.llama(), tiny.tokens(96)
     whole = tiny.stream_losses(model, policy, ids, 8, kv_bits=bits)
-    with Stream(model, policy, chunk=8, kv_bits=bits) as first:
+    with ChunkStream(model, policy, chunk=8, kv_bits=bits) as first:
         head = feed(first, ids[:, :stop], 8)
         tensors, counts = first.state()
-    with Stream(model, policy, chunk=8, kv_bits=bits) as second:
+    with ChunkStream(model, policy, chunk=8, kv_bits=bits) as second:
         second.load_state({k: v.clone() for k, v in tensors.items()}, counts)
         tail = feed(second, ids[:, stop:], 8)
     assert torch.equal(torch.cat([head, tail], 1), whole)
@@ -198,25 +198,28 @@ def test_a_stream_goes_on_from_its_state_with_the_same_digits(policy, bits, stop
 
 def test_a_state_of_another_width_or_damaged_is_refused():
     model, made = tiny.llama(), make_policy("h2o", 20)
-    with Stream(model, made, chunk=8, kv_bits=4) as stream:
+    with ChunkStream(model, made, chunk=8, kv_bits=4) as stream:
         feed(stream, tiny.tokens(40), 8)
         tensors, counts = stream.state()
     for bits in (16, 8):
-        with Stream(model, made, chunk=8, kv_bits=bits) as other, pytest.raises(UserError, match="damaged"):
+        with ChunkStream(model, made, chunk=8, kv_bits=bits) as other, pytest.raises(UserError, match="damaged"):
             other.load_state(tensors, counts)
     for name in [name for name in tensors if name.startswith("layer1.")]:
         cut = {**tensors, name: tensors[name][:, :1]}
-        with Stream(model, made, chunk=8, kv_bits=4) as other, pytest.raises(UserError, match="damaged"):
+        with ChunkStream(model, made, chunk=8, kv_bits=4) as other, pytest.raises(UserError, match="damaged"):
             other.load_state(cut, counts)
         if name != "layer1.keys":  # its lack ends the cache
-            with Stream(model, made, chunk=8, kv_bits=4) as other, pytest.raises(UserError, match=f"lacks {name};"):
+            with (
+                ChunkStream(model, made, chunk=8, kv_bits=4) as other,
+                pytest.raises(UserError, match=f"lacks {name};"),
+            ):
                 other.load_state({each: tensors[each] for each in tensors if each != name}, counts)
 
 
 def test_a_probe_leaves_no_trace_though_longer_than_a_chunk():
     model, ids, policy = tiny.llama(), tiny.tokens(64), make_policy("h2o", 20)
     plain = tiny.stream_losses(model, policy, ids, 8, kv_bits=8)
-    with Stream(model, policy, chunk=8, kv_bits=8) as stream:
+    with ChunkStream(model, policy, chunk=8, kv_bits=8) as stream:
         parts = []
         for start in range(0, 64, 8):
             parts.append(stream.feed(ids[:, start : start + 8]).losses)
@@ -231,7 +234,7 @@ def test_the_real_model_loses_next_to_nothing_in_about_half_and_a_third_of_the_b
     text = (Path(__file__).parents[1] / "data" / "sample.txt").read_text("utf-8")
     ids, policy, found = loaded.tokenizer(text, return_tensors="pt").input_ids, make_policy("streamh2o", 320), {}
     for bits in (16, 8, 4):
-        with Stream(loaded.model, policy, chunk=128, kv_bits=bits) as stream:
+        with ChunkStream(loaded.model, policy, chunk=128, kv_bits=bits) as stream:
             found[bits] = float(feed(stream, ids, 128)[:, 1:].mean()), stream.kv_bytes
     for bits, nats, part in ((8, 0.005, 0.56), (4, 0.03, 0.32)):
         assert abs(found[bits][0] - found[16][0]) < nats
@@ -241,9 +244,9 @@ def test_the_real_model_loses_next_to_nothing_in_about_half_and_a_third_of_the_b
 def test_what_it_cannot_do_is_refused_by_name():
     model, policy = tiny.llama(), make_policy("h2o", 20)
     with pytest.raises(UsageError, match="--kv-bits is 5; it must be 16, 8 or 4"):
-        Stream(model, policy, chunk=8, kv_bits=5)
+        ChunkStream(model, policy, chunk=8, kv_bits=5)
     with pytest.raises(UsageError, match=r"--kv-bits 8 .* --evict token"):
-        Stream(model, policy, chunk=8, kv_bits=8, evict="token")
+        ChunkStream(model, policy, chunk=8, kv_bits=8, evict="token")
     with pytest.raises(UsageError, match="kv_bits is for a Stream"):
         StreamCache.for_model(model, cache=20, kv_bits=8)
 
@@ -253,9 +256,9 @@ def test_a_cache_that_fits_only_as_integers_is_let_in_and_one_that_does_not_is_t
     slot, packed = 2 * 8 * 4 + 12, 2 * (8 + 2) + 12  # bytes of a key and value of 8 channels, score and index
     need = 2 * 2 * ((1000 + 8 - 980) * slot + 980 * packed)
     monkeypatch.setattr("streamh2o.memory.free_bytes", lambda device: need)
-    Stream(model, policy, chunk=8, kv_bits=8).close()
+    ChunkStream(model, policy, chunk=8, kv_bits=8).close()
     with pytest.raises(UserError, match="would fit"):
-        Stream(model, policy, chunk=8)
+        ChunkStream(model, policy, chunk=8)
     monkeypatch.setattr("streamh2o.memory.free_bytes", lambda device: need - 1)
     with pytest.raises(UserError, match=r"0\.13 MB .* less 0\.17 MB by --kv-bits 8"):
-        Stream(model, policy, chunk=8, kv_bits=8)
+        ChunkStream(model, policy, chunk=8, kv_bits=8)

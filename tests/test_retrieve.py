@@ -13,7 +13,7 @@ from streamh2o.policies import make_policy
 from streamh2o.positions import Branches
 from streamh2o.prompts import Prompter, plain_ids
 from streamh2o.retrieve import Part, Retriever, _groups, likelihoods
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from tests import tiny
 from tests.tiny_folder import TEXT, make_folder
 
@@ -31,7 +31,7 @@ def test_branches_of_a_probe_do_not_see_each_other(policy, family):
     model = tiny.FAMILIES[family]()
     text, stem = tiny.tokens(100), tiny.tokens(3, seed=1)
     branches = [tiny.tokens(length, seed=length) for length in (5, 1, 9)]
-    with Stream(model, make_policy(policy, cache=40), chunk=20) as stream:
+    with ChunkStream(model, make_policy(policy, cache=40), chunk=20) as stream:
         for start in range(0, 100, 20):
             stream.feed(text[:, start : start + 20])
         alone = [stream.probe(torch.cat([stem, each], 1), lambda *_: None)[:, 3:] for each in branches]
@@ -45,7 +45,7 @@ def test_looking_leaves_no_trace_in_the_stream(loaded):
     results = []
     for look in (False, True):
         retriever = Retriever(loaded, Prompter(loaded.tokenizer), QUESTIONS, chunk=64)
-        with Stream(loaded.model, make_policy("streamh2o", cache=48), chunk=32) as stream:
+        with ChunkStream(loaded.model, make_policy("streamh2o", cache=48), chunk=32) as stream:
             parts = []
             for start in range(0, 96, 32):
                 parts.append(stream.feed(ids[:, start : start + 32]).losses)
@@ -62,7 +62,7 @@ def test_ten_questions_score_as_each_does_alone(loaded):
     prompter = Prompter(loaded.tokenizer)
     retrievers = [Retriever(loaded, prompter, each, 64) for each in (questions, *([one] for one in questions))]
     assert len(retrievers[0]._groups) > 1
-    with Stream(loaded.model, make_policy("streamingllm", cache=40), chunk=64) as stream:
+    with ChunkStream(loaded.model, make_policy("streamingllm", cache=40), chunk=64) as stream:
         for start in range(0, 128, 64):
             stream.feed(text[:, start : start + 64])
             for retriever in retrievers:
@@ -76,7 +76,7 @@ def test_ten_questions_score_as_each_does_alone(loaded):
 def test_what_is_remembered_does_not_grow_with_the_text(loaded):
     retriever = Retriever(loaded, Prompter(loaded.tokenizer), ["Who is it?"], 64)
     text = torch.tensor([plain_ids(loaded.tokenizer, TEXT * 10)[:64]])
-    with Stream(loaded.model, make_policy("streamingllm", cache=40), chunk=64) as stream:
+    with ChunkStream(loaded.model, make_policy("streamingllm", cache=40), chunk=64) as stream:
         stream.feed(text)
         for number in range(300):
             said = b"Who is it? It is I." if number == 123 else b"It is a part of a text."
@@ -90,7 +90,7 @@ def test_what_is_remembered_does_not_grow_with_the_text(loaded):
 def test_paths_of_a_tree_that_begin_alike_are_read_once_and_give_what_each_gives_alone(policy, family):
     model = tiny.FAMILIES[family]()
     stem, paths = [3, 4], [[5, 6, 7], [5, 6, 8, 9], [], [5], [6, 7]]
-    with Stream(model, make_policy(policy, cache=40), chunk=20) as stream:
+    with ChunkStream(model, make_policy(policy, cache=40), chunk=20) as stream:
         for start in range(0, 100, 20):
             stream.feed(tiny.tokens(100)[:, start : start + 20])
         tree = Tree(stem, paths, torch.device("cpu"))

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from streamh2o.policies import POLICIES, make_policy
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 from .tiny import VOCABULARY, llama
 
@@ -30,7 +30,7 @@ class Waits(TorchDispatchMode):
 def full(model, policy):
     """A stream whose cache has evicted, and more of its text."""
     parts = torch.randint(0, VOCABULARY, (1, 256), generator=torch.Generator().manual_seed(0)).split(32, dim=1)
-    stream = Stream(model, make_policy(policy, 64), chunk=32)
+    stream = ChunkStream(model, make_policy(policy, 64), chunk=32)
     for part in parts[:4]:
         stream.feed(part)
     return stream, parts[4:]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import make_policy
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from tests import tiny
 from tests.reference import reference_losses
 
@@ -101,7 +101,7 @@ def test_changing_a_token_never_changes_an_earlier_loss(changed, policy, chunk):
 )
 def test_slots_are_the_tokens_seen_or_the_budget_and_hold_what_the_policy_says(cache, chunk, count, policy):
     model, ids, made = tiny.llama(), tiny.tokens(count), make_policy(policy, cache)
-    with Stream(model, made, chunk=chunk) as stream:
+    with ChunkStream(model, made, chunk=chunk) as stream:
         for start in range(0, count, chunk):
             stream.feed(ids[:, start : start + chunk])
             assert stream.slots == min(stream.tokens, cache)
@@ -123,7 +123,7 @@ def test_after_ten_thousand_evictions_a_rotated_key_equals_a_fresh_rotation():
     from streamh2o.positions import rotated
 
     model, policy = tiny.llama(layers=1), make_policy("h2o", 8, sinks=2, recent=3)
-    with Stream(model, policy, chunk=1) as stream:
+    with ChunkStream(model, policy, chunk=1) as stream:
         first_keys = None
         for token in tiny.tokens(10_010).T:
             stream.feed(token[None])
@@ -141,7 +141,7 @@ def test_after_ten_thousand_evictions_a_rotated_key_equals_a_fresh_rotation():
 
 def test_kv_bytes_is_what_the_slots_take():
     model = tiny.llama()
-    with Stream(model, make_policy("h2o", 20), chunk=8) as stream:
+    with ChunkStream(model, make_policy("h2o", 20), chunk=8) as stream:
         for start in range(0, 64, 8):
             stream.feed(tiny.tokens(64)[:, start : start + 8])
         assert stream.kv_bytes == 2 * 2 * 20 * 8 * 2 * 4  # layers, KV heads, slots, head_dim, K and V, bytes
@@ -152,7 +152,7 @@ def test_a_probe_leaves_no_trace():
     model, ids, policy = tiny.llama(), tiny.tokens(64), make_policy("h2o", 20)
     plain = tiny.stream_losses(model, policy, ids, 8)
     seen = []
-    with Stream(model, policy, chunk=8) as stream:
+    with ChunkStream(model, policy, chunk=8) as stream:
         parts = []
         for start in range(0, 64, 8):
             parts.append(stream.feed(ids[:, start : start + 8]).losses)
@@ -166,10 +166,10 @@ def test_a_probe_leaves_no_trace():
 def test_a_stream_goes_on_from_its_state_with_the_same_digits(policy):
     model, ids, made = tiny.llama(), tiny.tokens(96), make_policy(policy, 20)
     whole = tiny.stream_losses(model, made, ids, 8)
-    with Stream(model, made, chunk=8) as first:
+    with ChunkStream(model, made, chunk=8) as first:
         head = [first.feed(ids[:, s : s + 8]).losses for s in range(0, 40, 8)]
         tensors, counts = first.state()
-    with Stream(model, made, chunk=8) as second:
+    with ChunkStream(model, made, chunk=8) as second:
         second.load_state({k: v.clone() for k, v in tensors.items()}, counts)
         tail = [second.feed(ids[:, s : s + 8]).losses for s in range(40, 96, 8)]
         assert second.scored == 95
@@ -178,7 +178,7 @@ def test_a_stream_goes_on_from_its_state_with_the_same_digits(policy):
 
 def test_a_text_longer_than_the_model_is_refused_without_eviction():
     with (
-        Stream(tiny.llama(positions=32), make_policy("full", 16), chunk=8) as stream,
+        ChunkStream(tiny.llama(positions=32), make_policy("full", 16), chunk=8) as stream,
         pytest.raises(UserError, match="longer than the 32 tokens"),
     ):
         for start in range(0, 64, 8):
@@ -188,7 +188,7 @@ def test_a_text_longer_than_the_model_is_refused_without_eviction():
 @pytest.mark.parametrize(("cache", "chunk"), [(600, 8), (500, 64), (16, 0)])
 def test_settings_the_model_cannot_hold_are_refused(cache, chunk):
     with pytest.raises(UsageError):
-        Stream(tiny.llama(), make_policy("h2o", cache), chunk=chunk)
+        ChunkStream(tiny.llama(), make_policy("h2o", cache), chunk=chunk)
 
 
 def test_a_loss_that_is_not_a_number_names_its_token():
@@ -197,7 +197,7 @@ def test_a_loss_that_is_not_a_number_names_its_token():
     ids[0, 13] = 5
     with torch.no_grad():
         model.model.embed_tokens.weight[5] = float("nan")
-    with Stream(model, make_policy("h2o", 64), chunk=1) as stream, pytest.raises(UserError, match="token 14 "):
+    with ChunkStream(model, make_policy("h2o", 64), chunk=1) as stream, pytest.raises(UserError, match="token 14 "):
         for start in range(20):
             stream.feed(ids[:, start : start + 1])
 
@@ -206,8 +206,8 @@ def test_the_model_gets_its_own_attention_back():
     model, ids = tiny.llama(), tiny.tokens(20)
     before = model.config._attn_implementation
     expected = tiny.dense_losses(model, ids)
-    with Stream(model, make_policy("h2o", 8), chunk=4) as outer:
-        with Stream(model, make_policy("h2o", 8), chunk=4) as inner:
+    with ChunkStream(model, make_policy("h2o", 8), chunk=4) as outer:
+        with ChunkStream(model, make_policy("h2o", 8), chunk=4) as inner:
             inner.feed(ids[:, :4])
         outer.feed(ids[:, :4])
     assert model.config._attn_implementation == before

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, PreTrainedTokenizerFast, TextStreamer, pipeline
 
-from streamh2o import Stream, StreamCache, kernel, make_policy
+from streamh2o import StreamCache, kernel, make_policy
 from streamh2o.errors import UsageError, UserError
-from streamh2o.stream import cache_argument
+from streamh2o.stream import ChunkStream, cache_argument
 from tests import tiny
 from tests.toy_tokenizers import gpt2
 
@@ -113,7 +113,7 @@ def test_a_long_prompt_goes_through_in_chunks_as_through_the_stream():
     """Longer than the model's trained length too."""
     model, ids = tiny.llama(positions=128), tiny.tokens(300)
     policy = make_policy("streamh2o", 40)
-    with Stream(model, policy, chunk=32) as stream:
+    with ChunkStream(model, policy, chunk=32) as stream:
         for piece in ids.split(32, dim=1):
             stream.feed(piece)
         with torch.inference_mode():
@@ -229,7 +229,7 @@ def test_the_model_is_as_it_was_whichever_way_the_cache_goes():
 def test_a_stream_and_a_cache_share_a_model():
     model, ids = tiny.llama(), tiny.tokens(40)
     alone = tiny.stream_losses(model, make_policy("h2o", 16), ids, 8)
-    with StreamCache.for_model(model, cache=16) as cache, Stream(model, make_policy("h2o", 16), chunk=8) as stream:
+    with StreamCache.for_model(model, cache=16) as cache, ChunkStream(model, make_policy("h2o", 16), chunk=8) as stream:
         parts = []
         for piece in ids.split(8, dim=1):
             parts.append(stream.feed(piece).losses)

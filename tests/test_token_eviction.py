@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamh2o import kernel
 from streamh2o.errors import UsageError
 from streamh2o.policies import POLICIES, Policy, make_policy
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from tests import tiny
 
 
@@ -36,7 +36,7 @@ BY_LAYER = [name for name, policy in POLICIES.items() if not policy.across_layer
 MODELS = {"grouped": tiny.llama(), "each its own": tiny.llama(4, 4), "partial rotary": tiny.gpt_neox()}
 
 
-def fed(stream: Stream, ids: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+def fed(stream: ChunkStream, ids: torch.Tensor, cuts: list[int]) -> torch.Tensor:
     parts = torch.tensor_split(ids, sorted({min(cut, ids.shape[1] - 1) for cut in cuts}), dim=1)
     return torch.cat([stream.feed(part).losses for part in parts if part.shape[1]], dim=1)
 
@@ -45,8 +45,8 @@ def check_like_chunks_of_one(model, policy, ids, cuts, **extra):
     """Losses, slots, scores and counts."""
     batch = ids.shape[0]
     with (
-        Stream(model, policy, chunk=1, batch=batch, **extra) as slow,
-        Stream(model, policy, chunk=ids.shape[1], batch=batch, evict="token", **extra) as fast,
+        ChunkStream(model, policy, chunk=1, batch=batch, **extra) as slow,
+        ChunkStream(model, policy, chunk=ids.shape[1], batch=batch, evict="token", **extra) as fast,
     ):
         expected = torch.cat([slow.feed(ids[:, i : i + 1]).losses for i in range(ids.shape[1])], dim=1)
         got = fed(fast, ids, cuts)
@@ -110,7 +110,7 @@ def test_what_is_farther_than_the_model_was_trained_to_look_goes_first():
     """A model of 48 positions and a stream of 130 tokens, with hitters that are nearly all kept."""
     model, policy = tiny.llama(positions=48), make_policy("streamh2o", 16, sinks=2, recent=3, reach=0, far=2)
     ids = tiny.tokens(130)
-    with Stream(model, policy, chunk=30, evict="token") as stream:
+    with ChunkStream(model, policy, chunk=30, evict="token") as stream:
         got = fed(stream, ids, list(range(30, 130, 30)))
         assert int(stream.cache.slots[0].source_index[:, :, 2:16].min()) >= 130 + 1 - 48
     assert torch.allclose(got, tiny.stream_losses(model, policy, ids, 1), atol=1e-4)
@@ -119,10 +119,10 @@ def test_what_is_farther_than_the_model_was_trained_to_look_goes_first():
 def test_a_stream_goes_on_from_its_state_with_the_same_digits():
     model, ids, policy = tiny.llama(), tiny.tokens(96), make_policy("h2o", 20)
     whole = tiny.stream_losses(model, policy, ids, 32, evict="token")
-    with Stream(model, policy, chunk=32, evict="token") as first:
+    with ChunkStream(model, policy, chunk=32, evict="token") as first:
         head = first.feed(ids[:, :32]).losses
         tensors, counts = first.state()
-    with Stream(model, policy, chunk=32, evict="token") as second:
+    with ChunkStream(model, policy, chunk=32, evict="token") as second:
         second.load_state({k: v.clone() for k, v in tensors.items()}, counts)
         tail = [second.feed(ids[:, s : s + 32]).losses for s in (32, 64)]
     assert torch.equal(torch.cat([head, *tail], 1), whole)
@@ -132,7 +132,7 @@ def test_a_probe_leaves_no_trace():
     model, ids, policy = tiny.llama(), tiny.tokens(64), make_policy("h2o", 20)
     plain = tiny.stream_losses(model, policy, ids, 16, evict="token")
     parts = []
-    with Stream(model, policy, chunk=16, evict="token") as stream:
+    with ChunkStream(model, policy, chunk=16, evict="token") as stream:
         for start in range(0, 64, 16):
             parts.append(stream.feed(ids[:, start : start + 16]).losses)
             stream.probe(tiny.tokens(5, seed=start), lambda layer, probabilities: None)
@@ -151,12 +151,12 @@ def test_half_precision_stays_near_float32(policy, dtype):
 @pytest.mark.parametrize("name", ["spatten", "recompute"])
 def test_policies_that_cannot_go_layer_by_layer_are_refused_by_name(name):
     with pytest.raises(UsageError, match=name):
-        Stream(tiny.llama(), make_policy(name, 20), evict="token")
+        ChunkStream(tiny.llama(), make_policy(name, 20), evict="token")
 
 
 def test_an_unknown_way_to_evict_is_refused():
     with pytest.raises(UsageError, match="chunk or token"):
-        Stream(tiny.llama(), make_policy("h2o", 20), evict="pass")
+        ChunkStream(tiny.llama(), make_policy("h2o", 20), evict="pass")
 
 
 @dataclass(frozen=True)

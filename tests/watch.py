@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 
 @dataclass
@@ -25,7 +25,7 @@ def watch(model, policy, ids, chunk, newest=1) -> list[dict[tuple[int, int], Pas
     """Feed `ids` [1, count] in chunks; every pass as {(layer, kv_head): Pass}."""
     received: dict[tuple[int, int], Counter] = {}
     passes = []
-    with Stream(model, policy, chunk=chunk) as stream:
+    with ChunkStream(model, policy, chunk=chunk) as stream:
         for start in range(0, ids.shape[1], chunk):
             part = ids[:, start : start + chunk]
             seen: list[tuple] = []

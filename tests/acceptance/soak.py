@@ -21,7 +21,7 @@ import torch
 from streamh2o import bench, kernel
 from streamh2o.models import load_model
 from streamh2o.policies import make_policy
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 from streamh2o.text import TokenReader, open_inputs
 
 MOST_GROWTH = 10_000_000  # bytes, after the cache has filled and a checkpoint has been saved
@@ -60,7 +60,7 @@ def race(options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     kernel.choose("auto")
     loaded, policy = load_model(options.model), make_policy("streamh2o", options.cache)
-    old, young = (Stream(loaded.model, policy) for _ in range(2))
+    old, young = (ChunkStream(loaded.model, policy) for _ in range(2))
     chunks = (
         torch.from_numpy(block.ids)[None]
         for source in open_inputs(options.books)

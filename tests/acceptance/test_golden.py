@@ -9,7 +9,7 @@ import torch
 
 from streamh2o import kernel
 from streamh2o.policies import make_policy
-from streamh2o.stream import Stream
+from streamh2o.stream import ChunkStream
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 CASES = {
@@ -25,7 +25,7 @@ def losses(model, name: str, count: int, chunk: int) -> tuple[np.ndarray, np.nda
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     policy, per_query_head = CASES[name]
     ids, evict = torch.tensor([golden["input_ids"][:count]]), "chunk" if chunk == 1 else "token"
-    with Stream(model, policy, chunk=chunk, per_query_head=per_query_head, evict=evict) as stream:
+    with ChunkStream(model, policy, chunk=chunk, per_query_head=per_query_head, evict=evict) as stream:
         ours = [stream.feed(piece).losses[0] for piece in ids.split(chunk, dim=1)]
     return torch.cat(ours).numpy(), np.array(golden["nll"][: count - 1])
 
