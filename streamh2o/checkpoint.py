@@ -19,7 +19,7 @@ from streamh2o.outputs import unwritable
 if TYPE_CHECKING:
     import torch
 
-FORMAT = "streamh2o checkpoint 1"
+FORMAT = "streamh2o checkpoint 2"
 KEPT = 2
 _NAME = re.compile(r"checkpoint-(\d{1,12})\.json")
 _UNFINISHED = ".unfinished-"

@@ -106,20 +106,22 @@ class FewRows:
         layer.__dict__["forward"] = self
 
     def off(self) -> None:
-        if vars(self._layer).get("forward") is self:
+        if self._layer is not None and vars(self._layer).get("forward") is self:
             del self._layer.__dict__["forward"]
 
     def __call__(self, x: Tensor) -> Tensor:
         layer = self._layer
-        if x.numel() <= FEW * x.shape[-1] and x.dtype == layer.weight.dtype and x.numel():
+        few = 0 < x.numel() <= FEW * x.shape[-1] and x.dtype == layer.weight.dtype
+        if few and not (torch.is_grad_enabled() and any(part.requires_grad for part in (x, *layer.parameters()))):
             return kernel.few_linear(x, layer.weight, layer.bias)
         return functional.linear(x, layer.weight, layer.bias)
 
 
 def _read_well(layer: nn.Linear) -> bool:
-    """Whether the kernel is faster than plain torch with this weight, and right."""
-    half = layer.weight.dtype == torch.bfloat16 and (layer.bias is None or layer.bias.dtype == torch.bfloat16)
-    return half and kernel.takes(layer.weight) and layer.weight.is_contiguous() and _right()
+    """Whether the kernel can read this weight as it lies, and is right."""
+    parts = list(layer.parameters())
+    fit = all(part.dtype == torch.bfloat16 and part.is_contiguous() and kernel.takes(part) for part in parts)
+    return fit and _right()
 
 
 @cache

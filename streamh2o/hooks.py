@@ -59,6 +59,7 @@ def hook(model: PreTrainedModel) -> None:
         raise UsageError("The model is compiled, and a StreamCache can't be; use the model as it was before.")
     attach(model)  # raises where it can't
     detach(model)
+    head = FewRows(model)
     handles = [
         decoder.register_forward_pre_hook(_before, with_kwargs=True),
         decoder.register_forward_hook(_after, with_kwargs=True, always_call=True),
@@ -66,7 +67,7 @@ def hook(model: PreTrainedModel) -> None:
     if decoder is not model:
         handles.append(model.register_forward_pre_hook(_begin_model, with_kwargs=True))
         handles.append(model.register_forward_hook(_end_model, always_call=True))
-    _hooked[decoder] = _Hooked(handles, list(inspect.signature(decoder.forward).parameters), FewRows(model))
+    _hooked[decoder] = _Hooked(handles, list(inspect.signature(decoder.forward).parameters), head)
 
 
 def unhook(reference: weakref.ref[Any]) -> None:
@@ -79,10 +80,10 @@ def unhook(reference: weakref.ref[Any]) -> None:
     if hooked.caches == 0:
         if hooked.running is not None:
             hooked.running.end(finished=False)
-        hooked.head.off()
         del _hooked[decoder]
         for handle in hooked.handles:
             handle.remove()
+        hooked.head.off()
 
 
 class _Call:
@@ -155,7 +156,10 @@ def _find(kwargs: dict[str, Any]) -> StreamCache | None:
 def _begin_model(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Note how many hidden states the model's head is going to use, which its decoder isn't told."""
     cache, hooked = _find(kwargs), _hooked.get(model.get_decoder())
-    if cache is not None and hooked is not None:
+    if hooked is None:
+        return
+    hooked.head.off()  # should a Ctrl-C have cut off the call before
+    if cache is not None:
         wanted = kwargs.get("logits_to_keep", 0)
         cache.wanted = wanted if isinstance(wanted, int) else 0
         hooked.head.on()

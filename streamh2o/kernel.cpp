@@ -227,7 +227,7 @@ void few_sums(const float* weights, int64_t rows, int64_t columns, const T* valu
     }
 }
 
-// The same for a few queries, as in decoding: nothing is packed, a key or value is read once for all heads of its group.
+// The same for a few queries, as in decoding: nothing is packed, keys and values are read as they lie.
 template <typename T>
 void attend_few(const Tensor& query, const Tensor& keys, const Tensor& values, const float* weights, int64_t far,
                 Tensor& output, float* sums) {

@@ -8,13 +8,12 @@
 
 #pragma once
 
-#include <ATen/cpu/vec/functional.h>
-#include <ATen/cpu/vec/vec.h>
 #include <immintrin.h>
 
 #include <cstring>
-#include <tuple>
 #include <utility>
+
+#include "kernel_math.h"
 
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define FAST_BLOCKS
@@ -22,8 +21,6 @@
 
 namespace {
 
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t kLanes = Vec::size();
 constexpr int64_t kPart = 16;  // weights
 
 using Bytes = uint8_t __attribute__((vector_size(16)));
@@ -113,6 +110,7 @@ struct Small {
   float scale[4];
   const float* const least = scale + 1;
 
+  Small(const Small&) = delete;  // `least` points into it
   explicit Small(const uint8_t* block) : block(block) {
     _mm_storeu_ps(scale, _mm_cvtph_ps(_mm_cvtsi32_si128(word_at(block))));  // of kinds that are not lifted one counts
     settle(scale);

@@ -7,30 +7,30 @@
 
 namespace {
 
-constexpr int64_t kQueries = 64;  // rows of a block
+constexpr int64_t kBlock = 64;   // rows of one product
 constexpr int64_t kWords = 512;   // of the vocabulary in one product
 constexpr int64_t kAhead = 1024;  // numbers: how far ahead weights are fetched
-constexpr int64_t kTogetherLogits = 1024;  // logits of a row of the vocabulary taken at once
+constexpr int64_t kLogits = 1024; // of a row taken at once
 
 template <typename T>
 void losses_of(const Tensor& logits, const Tensor& targets, Tensor& losses) {
-  const int64_t rows = logits.size(0), n = logits.size(1), whole = n / kTogetherLogits * kTogetherLogits;
+  const int64_t rows = logits.size(0), n = logits.size(1), whole = n / kLogits * kLogits;
   at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> part(kTogetherLogits);
+    std::vector<float> part(kLogits);
     for (int64_t r = begin; r < end; ++r) {
       const T* row = logits.const_data_ptr<T>() + r * n;
       float largest = kMinusInfinity, sum = 0.f;
-      for (int64_t j = 0; j < n; j += kTogetherLogits) {  // the sum is in units of e^largest, which grows as it goes
-        const int64_t count = j < whole ? kTogetherLogits : n - whole;
+      for (int64_t j = 0; j < n; j += kLogits) {  // the sum is in units of e^largest, which grows as it goes
+        const int64_t count = j < whole ? kLogits : n - whole;
         at::vec::convert(row + j, part.data(), count);
         std::fill(part.begin() + count, part.end(), kMinusInfinity);
-        const float most = std::max(largest, largest_of(part.data(), kTogetherLogits));
+        const float most = std::max(largest, largest_of(part.data(), kLogits));
         if (std::isnan(most)) {
           sum = most;
           break;
         }
         Vec total(0.f);
-        for (int64_t i = 0; i < kTogetherLogits; i += kLanes)
+        for (int64_t i = 0; i < kLogits; i += kLanes)
           total = total + (Vec::loadu(part.data() + i) - Vec(most)).exp();
         sum = sum * std::exp(largest - most) + at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, total);
         largest = most;
@@ -80,15 +80,15 @@ void head_losses_of(const Tensor& hidden, const Tensor& weight, const std::optio
   const int64_t threads = at::get_num_threads();
   std::vector<float> largest(threads * rows, kMinusInfinity), sum(threads * rows, 0.f), target(rows, 0.f);
   at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> logits(kQueries * kWords);
+    std::vector<float> logits(kBlock * kWords);
     std::vector<uint32_t> own(packed ? 0 : dim / kPair<T> * kWords);
     float *const most = largest.data() + at::get_thread_num() * rows, *const total = sum.data() + at::get_thread_num() * rows;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t count = std::min(kWords, words - i * kWords);
       if (!packed) pack_words(weight, i, own.data());
       const uint32_t* w = packed ? packed->const_data_ptr<uint32_t>() + i * dim / kPair<T> * kWords : own.data();
-      for (int64_t start = 0; start < rows; start += kQueries) {
-        const int64_t here = std::min(kQueries, rows - start);
+      for (int64_t start = 0; start < rows; start += kBlock) {
+        const int64_t here = std::min(kBlock, rows - start);
         at::native::cpublas::brgemm(here, kWords, dim, dim, kWords, kWords, false,
                                     hidden.const_data_ptr<T>() + start * dim, reinterpret_cast<const T*>(w), logits.data(),
                                     kPair<T> == 2);
@@ -182,6 +182,8 @@ void few_rows(const T* x, int64_t rows, int64_t dim, const T* weight, const std:
 // decoding asks of an output embedding, whose time is that of reading it once.
 Tensor few_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   TORCH_CHECK(x.is_contiguous() && weight.is_contiguous() && x.size(-1) == weight.size(1), "rows must lie in one piece");
+  TORCH_CHECK(weight.dim() == 2 && (!bias || (bias->is_contiguous() && bias->numel() == weight.size(0))),
+              "a bias is a number for each row of the weight");
   TORCH_CHECK(x.scalar_type() == weight.scalar_type() && (!bias || bias->scalar_type() == x.scalar_type()),
               "all must be of one number format");
   const int64_t words = weight.size(0), dim = weight.size(1), rows = x.numel() / dim;

@@ -6,18 +6,8 @@
 
 #include "kernel_blocks.h"
 
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/native/CPUBlas.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
-#include <algorithm>
-#include <memory>
-
 namespace {
 
-using at::Tensor;
 constexpr int64_t kFew = 8;        // rows of x for which weights are not laid out
 constexpr int64_t kStrip = 1024;   // weights that are unpacked at a time: whole blocks of every kind
 constexpr int64_t kColumns = 128;  // most rows of weights that are laid out at a time
@@ -183,7 +173,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const 
   TORCH_CHECK(blocks.scalar_type() == at::kByte, "blocks are bytes");
   const Blocks& of = kKinds[kind];
   const int64_t words = blocks.size(0), across = blocks.size(1) / of.bytes, n = across * of.weights;
-  TORCH_CHECK(x.size(-1) == n && blocks.size(1) == across * of.bytes, "x and weights must be equally wide");
+  TORCH_CHECK(n > 0 && x.size(-1) == n && blocks.size(1) == across * of.bytes, "x and weights must be equally wide, and not empty");
   TORCH_CHECK(!bias || (bias->scalar_type() == at::kFloat && bias->is_contiguous() && bias->numel() == words),
               "a bias is float32, one for each row of weights");
   auto shape = x.sizes().vec();

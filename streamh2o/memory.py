@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,11 +25,15 @@ def slot_bytes(model: PreTrainedModel, copies: int = 1) -> tuple[int, int, int]:
     return config.num_hidden_layers, kv_heads(config) * copies, size
 
 
-def _saved_bytes(model: PreTrainedModel, kv_bits: int) -> int:
-    """What a slot takes less where its key and value are packed."""
-    whole = slot_bytes(model)[2] - _SCORE_AND_INDEX
+def _saved_bytes(model: PreTrainedModel, slots: int, packed: int, kv_bits: int) -> int:
+    """What one head of all layers takes less where so many of its slots are packed, but for one layer at full width."""
+    if kv_bits == 16:
+        return 0
+    layers, _, size = slot_bytes(model)
+    whole = size - _SCORE_AND_INDEX
     head_dim = whole // (2 * torch.empty((), dtype=model.dtype).element_size())
-    return whole - 2 * packed_bytes(head_dim, kv_bits)
+    at_full_width = whole * slots + 4 * head_dim * packed  # and its keys or values in float32 on the way
+    return layers * packed * (whole - 2 * packed_bytes(head_dim, kv_bits)) - at_full_width
 
 
 def require_memory(
@@ -52,17 +57,18 @@ def require_memory(
     free = sum(part or 0 for part in each_free)
     layers, heads, size = slot_bytes(model, copies)
     each = batch * layers * heads * size
-    slots = policy.cache + chunk
-    saved = batch * layers * heads * packed_slots(policy) * _saved_bytes(model, kv_bits) if kv_bits < 16 else 0
-    if slots * each - saved <= free:
+    slots, packed = policy.cache + chunk, packed_slots(policy)
+    saved, less = (batch * heads * _saved_bytes(model, slots - n, packed - n, kv_bits) for n in (0, 1))
+    need = slots * each - saved
+    if need <= free:
         return
-    fits = free // each - chunk
+    fits = policy.cache - math.ceil((need - free) / (each - saved + less))
     hint = f"--cache {fits} would fit" if fits > policy.sinks else "use a smaller model or --chunk"
     texts = f"{batch} texts x " if batch > 1 else ""
-    less = f", less {_size(saved)} by --kv-bits {kv_bits}" if saved else ""
+    integers = f", less {_size(saved)} by --kv-bits {kv_bits}" if saved else ""
     raise UserError(
-        f"--cache {policy.cache} and --chunk {chunk} need {_size(slots * each - saved)} ({texts}{layers} layers x "
-        f"{heads} heads x {slots} slots x {size} bytes{less}), and {_size(free)} of memory are free on "
+        f"--cache {policy.cache} and --chunk {chunk} need {_size(need)} ({texts}{layers} layers x "
+        f"{heads} heads x {slots} slots x {size} bytes{integers}), and {_size(free)} of memory are free on "
         f"{_names(devices)}; {hint}."
     )
 

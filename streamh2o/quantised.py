@@ -1,9 +1,9 @@
 """Slots kept as integers of 8 or 4 bits, but for the sinks and the newest tokens, which stay as they are.
 
 After KIVI (arXiv 2402.02750): values are quantised per token, and keys, which are un-rotated here, per channel: less
-its mean, and divided by its spread, both those of the first pass. (KIVI's scales are shared by 32 neighbouring tokens,
-which an eviction would tear apart.) Beside that a slot carries its own steps, for keys that come to differ. An eviction
-moves integers: nothing is quantised twice.
+its mean, and divided by its spread, both those of the first pass that leaves keys to quantise. (KIVI's scales are
+shared by 32 neighbouring tokens, which an eviction would tear apart.) Beside that a slot carries its own steps, for keys
+that come to differ. An eviction moves integers: nothing is quantised twice.
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ class QuantisedSlots(LayerSlots):
         if self.packed_keys.rows != self.packed_values.rows:
             raise ValueError
         self.centre, self.spread = parts["centre"].clone(), parts["spread"].clone()
-        channels = (*self.keys.shape[:2], 1, self.keys.shape[3]) if self.packed_keys.rows else (0,)
-        if self.centre.shape != channels or self.spread.shape != channels:
+        known = self.centre.shape == (*self.keys.shape[:2], 1, self.keys.shape[3])
+        if self.spread.shape != self.centre.shape or not (known or (self.centre.numel() == self.packed_keys.rows == 0)):
             raise ValueError
         full = self._full
         for name in ("keys", "values"):

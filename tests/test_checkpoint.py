@@ -202,5 +202,5 @@ def test_a_body_nested_too_deep_counts_as_damaged(pair):
 
 def test_the_json_can_be_read_by_eye(pair):
     whole = json.loads((pair / "checkpoint-2.json").read_text())
-    assert whole["format"] == "streamh2o checkpoint 1"
+    assert whole["format"] == "streamh2o checkpoint 2"
     assert whole["body"]["name"] == "two"

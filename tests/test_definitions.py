@@ -108,6 +108,7 @@ def test_llamacpp_is_what_llama_perplexity_itself_says(streamh2o, tmp_path, bos)
         run = subprocess.run(command, capture_output=True, text=True, check=True)
         if theirs := re.search(r"Final estimate: PPL = ([0-9.]+)", run.stdout + run.stderr):
             break
+    assert theirs, run.stderr
     found = result(streamh2o, model, book, "--ppl-def", "llamacpp", "--context", "256")
     assert found["ppl"] == pytest.approx(float(theirs[1]), rel=1e-4)
 

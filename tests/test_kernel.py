@@ -34,19 +34,22 @@ def rows(generator, *shape):
 @given(
     batch=st.integers(1, 2),
     kv_heads=st.integers(1, 2),
-    group=st.integers(1, 3),
+    group=st.sampled_from([1, 2, 3, 7]),
     chunk=st.one_of(st.integers(1, 4), st.integers(1, 150)),  # the first are few enough for a way of their own
     past=st.integers(0, 200),
     half_dim=st.one_of(st.integers(1, 24), st.sampled_from([32, 64])),
+    narrower=st.integers(0, 12),
     far=st.integers(0, 250),
     scale=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 99),
 )
-def test_attention_and_sums_equal_plain_torch(batch, kv_heads, group, chunk, past, half_dim, far, scale, seed):
+def test_attention_and_sums_equal_plain_torch(
+    batch, kv_heads, group, chunk, past, half_dim, narrower, far, scale, seed
+):
     generator, dim = torch.Generator().manual_seed(seed), 2 * half_dim
     query = rows(generator, batch, kv_heads * group, chunk, dim) * scale / dim**0.5
     room = rows(generator, 2, batch, kv_heads, past + chunk + 5, dim)  # slots are a part of a larger buffer
-    keys, values = room[0, :, :, : past + chunk], room[1, :, :, : past + chunk]
+    keys, values = room[0, :, :, : past + chunk], room[1, :, :, : past + chunk, : max(1, dim - narrower)]
     weights = torch.rand(chunk, generator=generator)
     expected, probabilities = attend(query, keys, values)
     expected_sums = column_sums(probabilities, weights, far)

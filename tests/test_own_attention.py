@@ -157,7 +157,7 @@ def test_a_batch_slots_for_each_query_head_and_integers_go_as_with_other_familie
         own = tiny.stream_losses(model(name), made, ids[:, :80], 10, per_query_head=True)
         assert torch.allclose(own, both[:, :79], atol=1e-4)
     packed = tiny.stream_losses(model(name), made, ids, 10, kv_bits=8)
-    assert torch.equal(packed[:, :63], both[:, :63])
+    assert torch.equal(packed[:, :19], both[:, :19])  # those that see no slot older than the 16 newest
     assert 0 < (packed - both).abs().mean() < 0.05
 
 

@@ -6,11 +6,12 @@ import re
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, PreTrainedTokenizerFast, TextStreamer, pipeline
 
-from streamh2o import StreamCache, kernel, make_policy
+from streamh2o import StreamCache, hooks, kernel, make_policy
 from streamh2o.errors import UsageError, UserError
 from streamh2o.stream import ChunkStream, cache_argument
 from tests import tiny
@@ -186,6 +187,44 @@ def test_a_step_reads_the_output_embedding_as_it_lies_and_leaves_it_alone_afterw
     monkeypatch.setattr(model.lm_head, "forward", lambda x: x, raising=False)  # somebody else's
     with StreamCache.for_model(model, cache=8) as cache:
         assert call(model, ids[:, :1], cache).shape[-1] == model.config.hidden_size
+
+
+@pytest.mark.usefixtures("built")
+def test_a_step_of_a_head_that_is_trained_keeps_its_gradient():
+    model = tiny.llama().bfloat16().requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)
+    kernel.choose("compiled")
+    with StreamCache.for_model(model, cache=8) as cache:
+        model(tiny.tokens(1), **{cache_argument(model): cache}).logits.float().square().sum().backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+def test_after_a_call_that_was_cut_off_the_output_embedding_is_the_models_own(monkeypatch):
+    model = tiny.llama()
+    with StreamCache.for_model(model, cache=8) as cache:
+        with pytest.raises(KeyboardInterrupt), monkeypatch.context() as cut:
+            cut.setattr(hooks.FewRows, "on", lambda self: self._layer.__dict__.update(forward=self))
+            cut.setattr(hooks.FewRows, "__call__", interrupt)
+            call(model, tiny.tokens(1), cache)
+        assert "forward" in vars(model.lm_head)
+        with torch.no_grad():
+            model(tiny.tokens(3))
+        assert "forward" not in vars(model.lm_head)
+
+
+def interrupt(*args):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("make", ["AutoModel", "AutoModelForSequenceClassification"])
+def test_a_model_without_an_output_embedding_reads_too(make):
+    config = copy.deepcopy(tiny.llama().config)
+    config.pad_token_id = 0
+    model = getattr(transformers, make).from_config(config).eval()
+    with StreamCache.for_model(model, cache=8, chunk=8) as cache, torch.no_grad():
+        model(tiny.tokens(30), **{cache_argument(model): cache})
+        assert cache.evictions
+    assert not any(each._forward_pre_hooks or each._forward_hooks for each in (model, model.base_model))
 
 
 def test_the_model_is_as_it_was_whichever_way_the_cache_goes():

@@ -182,7 +182,7 @@ KvBits = Annotated[
         "--kv-bits",
         metavar="16|8|4",
         rich_help_panel=_CACHE,
-        help="Keep keys and values as integers of 8 or 4 bits, but for the sinks and the 64 newest tokens.",
+        help="Keep keys and values as integers of 8 or 4 bits, but for the sinks and the 16 newest tokens.",
     ),
 ]
 PplDef = Annotated[
