@@ -2,8 +2,8 @@
 
 After KIVI (arXiv 2402.02750): values are quantised per token, and keys, which are un-rotated here, per channel: less
 its mean, and divided by its spread, both those of the first pass that leaves keys to quantise. (KIVI's scales are
-shared by 32 neighbouring tokens, which an eviction would tear apart.) Beside that a slot carries its own steps, for keys
-that come to differ. An eviction moves integers: nothing is quantised twice.
+shared by 32 neighbouring tokens, which an eviction would tear apart.) Beside that a slot carries its own steps, for
+keys that come to differ. An eviction moves integers: nothing is quantised twice.
 """
 
 from __future__ import annotations
