@@ -108,9 +108,8 @@ class StreamCache(FixedCache):
             raise UsageError(f"The policy {made.name} reads its window again for every token; it can't generate.")
         if not made.evicts:
             made = replace(made, cache=trained, recent=trained - made.sinks)
-        elif chunk is None:
-            chunk = max(1, min(256, trained - made.cache))
-        chunk = chunk or min(256, trained)
+        if chunk is None:
+            chunk = max(1, min(256, trained - made.cache if made.evicts else trained))
         for name, value in (("chunk", chunk), ("evict_every", evict_every)):
             if value < 1:
                 raise UsageError(f"{name} is {value}; it must be at least 1.")

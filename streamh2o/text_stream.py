@@ -74,12 +74,25 @@ class Stream:
                 raise UsageError("This Stream was made without a tokenizer and takes ids; give it one to feed text.")
             self._wait(self._text.add(text_or_ids))
             return self._read(len(self._waiting) // self._stream.chunk * self._stream.chunk)
-        ids = torch.as_tensor(text_or_ids)
-        if ids.is_floating_point() or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
-            raise UsageError(f"ids are whole numbers, a list or a tensor [n] or [1, n], not {tuple(ids.shape)}.")
+        ids = self._checked(text_or_ids)
         before = self.finish()
         self._wait(ids.flatten().numpy(force=True))
         return torch.cat([before, self._read(len(self._waiting))])
+
+    def _checked(self, given: Any) -> Tensor:
+        """Ids as a tensor; of what is none a UsageError."""
+        try:
+            ids = torch.as_tensor(given, dtype=None if len(given) else torch.int64)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(
+                f"A Stream takes text, or ids as a list or a tensor, not a {type(given).__name__}."
+            ) from None
+        if ids.is_floating_point() or ids.dim() not in (1, 2) or (ids.dim() == 2 and len(ids) != 1):
+            raise UsageError(f"ids are whole numbers, a list or a tensor [n] or [1, n], not {tuple(ids.shape)}.")
+        words = self._stream.model.config.get_text_config().vocab_size
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < words:
+            raise UsageError(f"ids lie between 0 and {words - 1} with this model, and one is not among them.")
+        return ids
 
     def finish(self) -> Tensor:
         """The text has ended: read what waits. Returns its losses; text that is fed later is tokenised on its own."""
@@ -149,7 +162,10 @@ class Stream:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave. Raises UserError where it was another model's, or of other settings."""
+        """Go on from what `state` gave. Raises UserError where it is damaged, another model's, or of other settings."""
+        missing = sorted(self.state().keys() - (state.keys() if isinstance(state, dict) else ()))
+        if missing:
+            raise UserError(f"This is no state of a Stream: it lacks {', '.join(missing)}.")
         if state["settings"] != self._settings():
             raise UserError(f"The state is of {state['settings']}, and this Stream is of {self._settings()}.")
         tensors = {name: tensor.clone() for name, tensor in state["tensors"].items()}

@@ -215,6 +215,7 @@ def test_llamacpp_leaves_out_first_halves_and_the_rest(count, context, block):
     ("arguments", "sentence"),
     [
         (("llamacpp", "--stride", "5"), "--stride belongs to --ppl-def hf"),
+        (("lmeval", "--stride", "5"), "--stride belongs to --ppl-def hf; lmeval has none"),
         (("hf", "--context", "600"), "must lie between 2 and the 512 positions"),
         (("hf", "--context", "40", "--stride", "41"), "between 1 and --context, here 40"),
         (("hf", "--policy", "h2o"), "--policy belongs to --ppl-def stream"),

@@ -87,6 +87,8 @@ def test_the_summary_of_one_input_names_the_counts_behind_every_number():
         assert part in text
     assert "incomplete" not in text
     assert "book.txt (incomplete)" in summary([RESULT | {"complete": False}])
+    assert " bits, " not in text
+    assert "keys and values at 4 bits, " in summary([RESULT | {"kv_bits": 4}])
 
 
 def test_the_summary_of_nothing_scored_has_dashes():

@@ -134,7 +134,19 @@ def test_what_it_cannot_take_is_said(loaded):
         stream(loaded, evict="never")
     with Stream(loaded.model, cache=48, chunk=16) as bare, pytest.raises(UsageError, match="without a tokenizer"):
         bare.feed("text")
-    with stream(loaded) as found, pytest.raises(UsageError, match=r"ids are whole numbers, .* not \(2, 3\)"):
-        found.feed(torch.zeros(2, 3, dtype=torch.int64))
+    with stream(loaded) as found:
+        for odd in (torch.zeros(2, 3, dtype=torch.int64), [0.5], [[[1]]]):
+            with pytest.raises(UsageError, match=r"ids are whole numbers, .* not \("):
+                found.feed(odd)
+        for odd in (None, b"abc", 7, [[1], [2, 3]]):
+            with pytest.raises(UsageError, match=f"text, or ids as a list or a tensor, not a {type(odd).__name__}"):
+                found.feed(odd)
+        for odd in ([-1], [1, 10**6]):
+            with pytest.raises(UsageError, match="ids lie between 0 and"):
+                found.feed(odd)
+        for odd in ({}, None, {"tensors": {}}):
+            with pytest.raises(UserError, match="no state of a Stream: it lacks counts"):
+                found.load_state(odd)
+        assert found.feed([]).numel() == found.feed("").numel() == found.tokens == 0
     with stream(loaded, policy="full") as found, pytest.raises(UserError, match="longer than the"):
         found.feed(LONG * 20)

@@ -22,6 +22,7 @@ _SAMPLING = "Sampling"
 
 @app.command(cls=ManualCommand)
 def generate(
+    ctx: typer.Context,
     input: Annotated[
         str | None,
         typer.Argument(
@@ -161,6 +162,10 @@ def generate(
     from streamh2o.session import Session, report, run
     from streamh2o.stream_cache import StreamCache
 
+    if chunk < 1:
+        raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
+    if greedy and (given := ctx.get_parameter_source("temperature")) and given.name == "COMMANDLINE":
+        raise UsageError("--greedy takes the likeliest token, whatever --temperature says; leave one of them out.")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
     knobs: dict[str, Any] = {"recent": recent, "hitters": hitters, "far": far, "decay": decay, "positions": positions}
     reading = {"bos": bos, "errors": errors}

@@ -35,8 +35,8 @@ Weights = Annotated[
         metavar="plain|packed",
         callback=one_of("--weights", "plain", "packed"),
         rich_help_panel=_MODEL,
-        help="packed keeps the matrices of a GGUF file (Q2_K to Q8_0) in its blocks, on a CPU: the same numbers in "
-        "a fraction of the memory; text is generated faster, in bfloat16 it is read more slowly.",
+        help="packed keeps the matrices of a GGUF file (Q2_K to Q8_0, IQ4_NL) in its blocks, on a CPU: the same "
+        "numbers in a fraction of the memory; text is generated faster, in bfloat16 it is read more slowly.",
     ),
 ]
 Device = Annotated[

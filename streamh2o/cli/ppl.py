@@ -100,7 +100,6 @@ def ppl(
     from streamh2o.errors import UsageError
     from streamh2o.outputs import check_outputs
     from streamh2o.report.plots import check_format
-    from streamh2o.run_options import RunOptions
     from streamh2o.sources import open_inputs
 
     if rows and not any(name.startswith("hf:") for name in inputs):
@@ -116,6 +115,8 @@ def ppl(
         raise UsageError("--chunk auto can turn out otherwise next time; give a number with --checkpoint or --ppl-def.")
     if checkpoint is not None and batch > 1:
         raise UsageError("--checkpoint saves one input at a time; leave it or --batch out.")
+
+    from streamh2o.run_options import RunOptions
 
     options = RunOptions(
         chunk=chunk,
@@ -142,9 +143,12 @@ def ppl(
     from streamh2o.report.live import make_display
 
     knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
+    made = make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
+    if kv_bits < 16 and (made.recomputes or not made.evicts):
+        raise UsageError(f"--kv-bits {kv_bits} is for a cache that evicts, and --policy {made.name} has none.")
     plan = Plan(
         sources,
-        make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs),
+        made,
         options,
         outputs,
         make_display(quiet),

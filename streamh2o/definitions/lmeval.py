@@ -30,7 +30,7 @@ class LmEval(Definition):
 
     @classmethod
     def make(cls, context: int, stride: int | None, tokenizer: Any) -> Definition:
-        super().make(context, stride, tokenizer)
+        cls.refuse(stride)
         prefix = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if prefix is None:
             raise UserError("lm-eval predicts the first token from a BOS or end-of-text token; there is none here.")

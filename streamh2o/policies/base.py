@@ -98,7 +98,9 @@ class Policy:
                 raise UsageError(f"--{each.name} is {value!r}; it must be a number.")
         if self.positions not in get_args(Positions):
             raise UsageError(f"--positions is {self.positions!r}; it must be {' or '.join(get_args(Positions))}.")
-        if min(self.sinks, self.recent, self.hitters) < 0:
+        if self.sinks < 0:
+            raise UsageError(f"--sinks is {self.sinks}; it must be at least 0.")
+        if min(self.recent, self.hitters) < 0:
             raise UsageError(
                 f"The cache of {self.cache} slots cannot hold {self.sinks} sinks, {self.recent} recent tokens and "
                 f"{self.hitters} hitters; raise --cache or lower one of them."

@@ -75,6 +75,7 @@ def summary(results: Sequence[dict[str, Any]]) -> str:
 def _facts(result: dict[str, Any]) -> str:
     bos = "after 1 BOS" if result["bos"] else "no BOS"
     knobs = f"{count(result['sinks'])} sinks + {count(result['hitters'])} hitters + {count(result['recent'])} recent"
+    integers = f" at {result['kv_bits']} bits" if result.get("kv_bits", 16) < 16 else ""
     facts = [
         ("tokens", f"{count(result['tokens'])} ({count(result['scored'])} scored, {bos})"),
         ("perplexity", f"{decimal(result['ppl'])} per token, {decimal(result['ppl_word'])} per word"),
@@ -83,7 +84,7 @@ def _facts(result: dict[str, Any]) -> str:
         ("speed", f"{decimal(result['tokens_per_second'], 0)} tokens/s, {duration(result['seconds'])}"),
         ("cache", f"{result['policy']}, {count(result['cache'])} slots = {knobs}"),
         ("evictions", f"{count(result['evictions'])}, at most {count(result['max_slots'])} slots held"),
-        ("memory", f"{size(result['kv_bytes'])} keys and values, {size(result['peak_rss_bytes'])} peak"),
+        ("memory", f"{size(result['kv_bytes'])} keys and values{integers}, {size(result['peak_rss_bytes'])} peak"),
         ("model", f"{visible(result['model']['name'])}, {result['dtype']} on {result['device']}"),
     ]
     lines = [visible(result["input"]["name"]) + _state(result)]
