@@ -9,7 +9,7 @@ prompt = loaded.tokenizer("It was a dark and stormy night, and", return_tensors=
 with StreamCache.for_model(loaded.model, cache=1024) as cache:
     loaded.model.generate(
         **prompt,
-        past_key_values=cache,
+        cache=cache,  # past_key_values before transformers 5.23
         max_new_tokens=10_000,
         min_new_tokens=10_000,  # the model would end the text earlier
         do_sample=True,
