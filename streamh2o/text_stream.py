@@ -18,6 +18,8 @@ from streamh2o.reader import bos_id
 from streamh2o.stream import ChunkStream
 from streamh2o.text_pieces import TextPieces
 
+_STATE = {"settings", "tensors", "counts", "losses", "waiting", "text"}  # what `Stream.state` gives
+
 
 class Stream:
     """A text of any length through `model`, with a cache of `cache` slots per layer and KV head.
@@ -163,7 +165,7 @@ class Stream:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave. Raises UserError where it is damaged, another model's, or of other settings."""
-        missing = sorted(self.state().keys() - (state.keys() if isinstance(state, dict) else ()))
+        missing = sorted(_STATE - (state.keys() if isinstance(state, dict) else set()))
         if missing:
             raise UserError(f"This is no state of a Stream: it lacks {', '.join(missing)}.")
         if state["settings"] != self._settings():
