@@ -1,4 +1,4 @@
-"""Fits the weights in `streamh2o/confidence.py`, on texts that no accuracy is reported on.
+"""Fits the weights in `streamh2o/ask/confidence.py`, on texts that no accuracy is reported on.
 
     python data/fit_confidence.py collect answers.jsonl jennie-gerhardt.txt moby-dick.txt --bytes 32000
     python data/fit_confidence.py fit answers.jsonl
@@ -53,14 +53,14 @@ def other_question(question: str) -> str:
 def collect(options: argparse.Namespace) -> None:
     import torch
 
-    from streamh2o import answer as answering
-    from streamh2o.confidence import confidence, features
-    from streamh2o.models import load_model
-    from streamh2o.needle import holds
-    from streamh2o.needles import make_facts
-    from streamh2o.passages import Sentence
-    from streamh2o.reading import Reading
-    from streamh2o.sources import open_inputs
+    from streamh2o.ask import answer as answering
+    from streamh2o.ask.confidence import confidence, features
+    from streamh2o.ask.needle.evaluate import holds
+    from streamh2o.ask.needle.facts import make_facts
+    from streamh2o.ask.passages import Sentence
+    from streamh2o.ask.read_passage import Reading
+    from streamh2o.models.load import load_model
+    from streamh2o.text.sources import open_inputs
 
     torch.set_num_threads(options.threads)
     loaded = load_model(options.model, dtype=options.dtype)

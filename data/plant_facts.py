@@ -4,7 +4,7 @@
     streamh2o answer planted.txt --questions planted.questions --json answers.json
     python data/plant_facts.py check planted.key.json answers.json
 
-`plant` joins the books, takes `--bytes` of them from `--from` on and puts the facts (see `streamh2o/needles.py`) at
+`plant` joins the books, takes `--bytes` of them from `--from` on and puts the facts (see `streamh2o/ask/needle/facts.py`) at
 even depths; the last `--absent` questions ask for facts of the same kinds that are not there. An answer is right if it
 holds the key; its place is right if the first passage, or any of the three, overlaps the planted sentence.
 """
@@ -16,7 +16,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from streamh2o.needles import KINDS, Fact, Planted, make_facts, plant
+from streamh2o.ask.needle.facts import KINDS, Fact, Planted, make_facts, plant
 
 
 def planted_in(books: Sequence[str], facts: Sequence[Fact], options: argparse.Namespace) -> Planted:

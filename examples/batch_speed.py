@@ -10,8 +10,8 @@ import time
 import torch
 
 from streamh2o import load_model, make_policy
-from streamh2o.stream import ChunkStream
-from streamh2o.together import feed_together
+from streamh2o.stream.batched import feed_together
+from streamh2o.stream.chunk_stream import ChunkStream
 
 TEXTS, CACHE, ROUNDS, TOKENS = 4, 256, 3, 8  # TOKENS of each text a round, or one chunk where that is more
 

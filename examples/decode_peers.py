@@ -10,9 +10,10 @@ from statistics import median
 import llama_cpp
 import torch
 
-from streamh2o import StreamCache, kernel, load_model
-from streamh2o.model_files import NAMED
-from streamh2o.stream import cache_argument
+from streamh2o import StreamCache, load_model
+from streamh2o.kernels import compiled as kernel
+from streamh2o.models.find import NAMED
+from streamh2o.stream.chunk_stream import cache_argument
 
 STEPS, ROUNDS, TEXT = 16, 5, 1024
 

@@ -10,8 +10,9 @@ import time
 import torch
 from transformers import DynamicCache
 
-from streamh2o import StreamCache, kernel, load_model
-from streamh2o.stream import cache_argument
+from streamh2o import StreamCache, load_model
+from streamh2o.kernels import compiled as kernel
+from streamh2o.stream.chunk_stream import cache_argument
 
 ROUNDS, STEPS = 9, 12
 

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
-from streamh2o import kernel, load_model
-from streamh2o.fused import _Linear
-from streamh2o.packed_weights import PackedLinear
+from streamh2o import load_model
+from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels.gguf_linear import PackedLinear
+from streamh2o.stream.engine.fused import _Linear
 
 ROUNDS = 7
 

@@ -10,8 +10,8 @@ import time
 import torch
 from torch.nn.functional import linear
 
-from streamh2o import kernel
-from streamh2o.gguf_blocks import KINDS
+from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels.gguf_blocks import KINDS
 
 SIZE, MATRICES, ROUNDS = 2048, 12, 15
 

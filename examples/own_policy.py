@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from streamh2o.models import load_model
+from streamh2o.models.load import load_model
 from streamh2o.policies import POLICIES, Policy, make_policy
-from streamh2o.run import run_perplexity
-from streamh2o.run_options import RunOptions
+from streamh2o.runs.options import RunOptions
+from streamh2o.runs.perplexity_run import run_perplexity
 from streamh2o.text import open_inputs
 
 

@@ -11,9 +11,10 @@ import time
 
 import torch
 
-from streamh2o import StreamCache, kernel, load_model, make_policy
-from streamh2o.packed_weights import weight_bytes
-from streamh2o.stream import ChunkStream, cache_argument
+from streamh2o import StreamCache, load_model, make_policy
+from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels.gguf_linear import weight_bytes
+from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
 
 ROUNDS, STEPS, TOKENS = 9, 12, 5000
 

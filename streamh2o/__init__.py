@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamh2o.models import load_model
+    from streamh2o.models.load import load_model
     from streamh2o.policies import Policy, make_policy
-    from streamh2o.stream_cache import StreamCache
-    from streamh2o.text_stream import Stream
+    from streamh2o.stream.stream import Stream
+    from streamh2o.stream.stream_cache import StreamCache
 
 __version__ = "0.1.0"
 __all__ = ["Policy", "Stream", "StreamCache", "__version__", "load_model", "make_policy"]
 
 _FROM = {
     "Policy": "policies",
-    "Stream": "text_stream",
-    "StreamCache": "stream_cache",
-    "load_model": "models",
+    "Stream": "stream.stream",
+    "StreamCache": "stream.stream_cache",
+    "load_model": "models.load",
     "make_policy": "policies",
 }
 

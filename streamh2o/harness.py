@@ -23,9 +23,9 @@ import torch
 from tqdm import tqdm
 
 from streamh2o.errors import UsageError, UserError
-from streamh2o.generate import Sampling
-from streamh2o.models import Loaded, load_model
-from streamh2o.scoring import Scorer
+from streamh2o.models.load import Loaded, load_model
+from streamh2o.runs.generate.generator import Sampling
+from streamh2o.runs.scoring import Scorer
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # what tasks call it; first wins
 _ONE = ("num_beams", "num_return_sequences")  # may be given, as 1

@@ -23,7 +23,7 @@ def one_thread():
     except ImportError:
         return
     torch.set_num_threads(1)
-    from streamh2o import kernel
+    from streamh2o.kernels import compiled as kernel
 
     kernel.choose("auto")  # compiled now, if at all, so that no test meets the line that says so
     kernel.choose("torch")
@@ -35,8 +35,8 @@ def plain_torch():
     yield
     import sys
 
-    if "streamh2o.kernel" in sys.modules:
-        sys.modules["streamh2o.kernel"].choose("torch")
+    if "streamh2o.kernels.compiled" in sys.modules:
+        sys.modules["streamh2o.kernels.compiled"].choose("torch")
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +67,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded(folder):
     """The model of `folder`, in float32."""
-    from streamh2o.models import load_model
+    from streamh2o.models.load import load_model
 
     return load_model(folder, dtype="float32", device="cpu")
 
@@ -75,8 +75,8 @@ def loaded(folder):
 @pytest.fixture(scope="session")
 def built():
     """Skips a test where the compiled kernel cannot be had."""
-    from streamh2o import kernel
     from streamh2o.errors import UserError
+    from streamh2o.kernels import compiled as kernel
 
     try:
         kernel.choose("compiled")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from streamh2o.gguf_blocks import KINDS
+from streamh2o.kernels.gguf_blocks import KINDS
 from tests import tiny, toy_tokenizers
 
 TEXT = "The quick brown fox\n\n12 jumps over  7 lazy dogs."

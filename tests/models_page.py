@@ -4,19 +4,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from streamh2o.alibi import AlibiTable
-from streamh2o.architectures import SUPPORTED
-from streamh2o.models import TRANSFORMERS
-from streamh2o.rotary import Rotary, RotaryTable
+from streamh2o.cache.alibi import AlibiTable
+from streamh2o.cache.families import SUPPORTED
+from streamh2o.cache.rotary import Rotary, RotaryTable
+from streamh2o.models.load import TRANSFORMERS
 from tests import families
 
 ABOVE = """\
 # Models
 
-<!-- Made by `python -m tests.models_page` from streamh2o/architectures.py and tests/families.py; do not edit. -->
+<!-- Made by `python -m tests.models_page` from streamh2o/cache/families.py and tests/families.py; do not edit. -->
 
 `streamh2o` runs the families below, by the `model_type` of their `config.json`, with `transformers` from {first} to
-below {end}. Each of them is tested (`tests/test_families.py`, at both ends of that range) with tiny random models: read
+below {end}. Each of them is tested (`tests/cache/test_families.py`, at both ends of that range) with tiny random models: read
 in chunks of several sizes they give the losses of plain `transformers` (float32, 1e-4) while nothing is evicted; under
 eviction they keep their budget, their sinks and their newest tokens; and a token never changes a loss before it.
 

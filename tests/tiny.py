@@ -85,7 +85,7 @@ def tokens(count: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
 
 def stream_losses(model, policy, ids: torch.Tensor, chunk: int, **extra) -> torch.Tensor:
     """Losses [batch, count - 1] of `ids` fed in chunks."""
-    from streamh2o.stream import ChunkStream
+    from streamh2o.stream.chunk_stream import ChunkStream
 
     with ChunkStream(model, policy, chunk=chunk, batch=ids.shape[0], **extra) as stream:
         parts = [stream.feed(ids[:, start : start + chunk]).losses for start in range(0, ids.shape[1], chunk)]

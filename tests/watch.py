@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from streamh2o.stream import ChunkStream
+from streamh2o.stream.chunk_stream import ChunkStream
 
 
 @dataclass

@@ -12,13 +12,13 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
-    from streamh2o.answer import Answer, SoFar
-    from streamh2o.extract import Field
-    from streamh2o.models import Loaded
+    from streamh2o.ask.answer import Answer, SoFar
+    from streamh2o.ask.extract import Field
+    from streamh2o.models.load import Loaded
     from streamh2o.report.live import Display
-    from streamh2o.resume import Keeper
-    from streamh2o.run_options import RunOptions
-    from streamh2o.sources import Source
+    from streamh2o.runs.options import RunOptions
+    from streamh2o.runs.saving.keeper import Keeper
+    from streamh2o.text.sources import Source
 
 app = make_app()
 _INTERRUPTED = 130
@@ -126,10 +126,10 @@ def answer(
       streamh2o answer contract.txt --extract "tenant=the name of the tenant" --extract "rent=the monthly rent"
       tail -f log.txt | streamh2o answer - -q "Which disk failed?" --every 5000
     """
+    from streamh2o.ask.extract import read_fields
     from streamh2o.errors import UsageError
-    from streamh2o.extract import read_fields
-    from streamh2o.outputs import check_outputs, write_whole
-    from streamh2o.sources import open_inputs
+    from streamh2o.runs.outputs import check_outputs, write_whole
+    from streamh2o.text.sources import open_inputs
 
     fields = read_fields(extract) if extract else []
     if fields and (question or questions):
@@ -144,7 +144,7 @@ def answer(
 
     from streamh2o.cli.keeping import Machine, open_keeper, settle
     from streamh2o.report.live import make_display
-    from streamh2o.run_options import RunOptions
+    from streamh2o.runs.options import RunOptions
 
     options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
     plan = _Plan(sources[0], asked, cache, pin, every, options, json)
@@ -181,8 +181,8 @@ class _Plan:
 
     def answered(self, keeper: Keeper) -> list[Answer]:
         """The answers of a finished run."""
-        from streamh2o.answer import Answer
-        from streamh2o.saved_state import telling_damage
+        from streamh2o.ask.answer import Answer
+        from streamh2o.runs.saving.checks import telling_damage
 
         with telling_damage(self.source.name):
             return [Answer.of(each) for each in keeper.results[0]["answers"]]
@@ -192,8 +192,8 @@ def _run(
     plan: _Plan, loaded: Loaded, display: Display, report: _Report, keeper: Keeper | None
 ) -> tuple[list[Answer], bool]:
     """The answers, and whether they are from all of the text."""
-    from streamh2o.answer import answer_questions
-    from streamh2o.interrupt import Interrupt
+    from streamh2o.ask.answer import answer_questions
+    from streamh2o.runs.interrupt import Interrupt
 
     with Interrupt() as interrupt, display:
         display.begin(plan.source.name)
@@ -253,7 +253,7 @@ class _Report:
         """One line of JSON. token: how far the text had been read, where that was not its end."""
         import json
 
-        from streamh2o.extract import record
+        from streamh2o.ask.extract import record
 
         entries: dict[str, Any] = {} if token is None else {"token": token}
         entries |= record(self._fields, answers) if self._fields else {"answers": [asdict(each) for each in answers]}

@@ -61,11 +61,11 @@ def bench(
     """
     import torch
 
-    from streamh2o.bench import bench as run
     from streamh2o.cli import processor
-    from streamh2o.kernel import chosen
-    from streamh2o.models import load_model, tell
-    from streamh2o.outputs import check_outputs, write_whole
+    from streamh2o.kernels.compiled import chosen
+    from streamh2o.models.load import load_model, tell
+    from streamh2o.runs.bench.stream_speed import bench as run
+    from streamh2o.runs.outputs import check_outputs, write_whole
 
     caches = numbers(cache, "--cache")
     batches, prompts, news = (numbers(v, o) for v, o in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new")))
@@ -76,7 +76,7 @@ def bench(
     processor.use(threads, kernel, device)
     loaded = load_model(model, dtype, device, trust_remote_code, weights=weights)
     if generate:
-        from streamh2o.bench_generate import bench_generate
+        from streamh2o.runs.bench.generate_speed import bench_generate
 
         result = bench_generate(
             loaded.model, batches, prompts, news, chunk=chunk, memory_limit=limit, rounds=rounds, tell=tell
@@ -109,8 +109,8 @@ def bench(
 
 
 def _peers(name: str, model: Any, ids: Any, chunk: int) -> Any:
-    from streamh2o.models import tell
-    from streamh2o.peers import contestants
+    from streamh2o.models.load import tell
+    from streamh2o.runs.bench.peers import contestants
 
     return contestants(name, model, ids, chunk, tell)
 

@@ -12,8 +12,8 @@ from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.values import listed, numbers
 
 if TYPE_CHECKING:
-    from streamh2o.compare import Cell
-    from streamh2o.replay import ReadText
+    from streamh2o.runs.compare import Cell
+    from streamh2o.text.replay import ReadText
 
 app = make_app()
 _INTERRUPTED = 130
@@ -101,10 +101,10 @@ def compare(
       streamh2o compare book.txt --max-tokens 8000 --against-full
       streamh2o compare book.txt --from 100000
     """
-    from streamh2o.compare import make_columns
     from streamh2o.errors import UsageError
-    from streamh2o.outputs import check_outputs
-    from streamh2o.sources import open_inputs
+    from streamh2o.runs.compare import make_columns
+    from streamh2o.runs.outputs import check_outputs
+    from streamh2o.text.sources import open_inputs
 
     sources = open_inputs(inputs)
     check_outputs({"--json": json}, [*(source.name for source in sources), model])
@@ -114,13 +114,13 @@ def compare(
     columns = make_columns([spec for spec in specs if spec != "full"], numbers(cache, "--cache"), sinks)
 
     from streamh2o.cli import processor
-    from streamh2o.compare import check_columns, plan
-    from streamh2o.compare import compare as run_cells
-    from streamh2o.interrupt import Interrupt
-    from streamh2o.models import load_model
-    from streamh2o.replay import ReadText
+    from streamh2o.models.load import load_model
     from streamh2o.report.live import make_display
-    from streamh2o.run_options import RunOptions, open_reader
+    from streamh2o.runs.compare import check_columns, plan
+    from streamh2o.runs.compare import compare as run_cells
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.options import RunOptions, open_reader
+    from streamh2o.text.replay import ReadText
 
     options = RunOptions(
         chunk=chunk,
@@ -176,10 +176,10 @@ def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None, fir
     """Tables to stdout, files to `out`."""
     import sys
 
-    from streamh2o.outputs import json_lines, write_whole
     from streamh2o.report.comparison import document, plain, rich_tables, rows, write_json, write_parquet
     from streamh2o.report.comparison_plots import plot_budget, plot_running
-    from streamh2o.report.visible import visible
+    from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.terminal_safe import visible
 
     write_json(cells, complete, out / "compare.json", first)
     write_parquet(cells, out / "compare.parquet", first)

@@ -31,9 +31,9 @@ def doctor(
     """
     import torch
 
-    from streamh2o.doctor import examine
     from streamh2o.machine import physical_cores
-    from streamh2o.report.visible import visible
+    from streamh2o.runs.bench.doctor import examine
+    from streamh2o.terminal_safe import visible
 
     torch.set_num_threads(threads or physical_cores())
     wrong = 0

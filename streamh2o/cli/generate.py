@@ -12,8 +12,8 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
-    from streamh2o.chat import Talk
-    from streamh2o.models import Loaded
+    from streamh2o.models.load import Loaded
+    from streamh2o.runs.generate.chat import Talk
     from streamh2o.text import Source
 
 app = make_app()
@@ -142,7 +142,7 @@ def generate(
       streamh2o generate --chat --system "You are a patient teacher."
     """
     from streamh2o.errors import UsageError
-    from streamh2o.outputs import check_outputs
+    from streamh2o.runs.outputs import check_outputs
 
     source = _source(input, prompt, chat, system)
     if str(json) == "-" and transcript is None:
@@ -158,9 +158,9 @@ def generate(
     from dataclasses import asdict
 
     from streamh2o.cli.keeping import Machine, open_keeper, settle
-    from streamh2o.generate import Sampling
-    from streamh2o.session import Session, report, run
-    from streamh2o.stream_cache import StreamCache
+    from streamh2o.runs.generate.generator import Sampling
+    from streamh2o.runs.generate.session import Session, report, run
+    from streamh2o.stream.stream_cache import StreamCache
 
     if chunk < 1:
         raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
@@ -201,7 +201,7 @@ def _source(input: str | None, prompt: str | None, chat: bool, system: str | Non
     import io
 
     from streamh2o.errors import UsageError
-    from streamh2o.sources import Source, open_inputs
+    from streamh2o.text.sources import Source, open_inputs
 
     if chat:
         if input is not None or prompt is not None:
@@ -222,8 +222,8 @@ def _source(input: str | None, prompt: str | None, chat: bool, system: str | Non
 
 
 def _talk(loaded: Loaded, system: str | None, cache: int) -> Talk:
-    from streamh2o.chat import Talk
     from streamh2o.errors import UsageError
+    from streamh2o.runs.generate.chat import Talk
 
     talk = Talk(loaded.tokenizer, system)
     if len(talk.pinned) > cache // 2:

@@ -11,7 +11,7 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
-    from streamh2o.inspection import Inspection
+    from streamh2o.runs.inspect.inspection import Inspection
 
 app = make_app()
 _INTERRUPTED = 130
@@ -89,8 +89,8 @@ def inspect(
       zcat book.gz | streamh2o inspect - --json - | jq '.kept.tokens[0]'
     """
     from streamh2o.errors import UsageError
-    from streamh2o.outputs import check_outputs
-    from streamh2o.sources import open_inputs
+    from streamh2o.runs.outputs import check_outputs
+    from streamh2o.text.sources import open_inputs
 
     sources = open_inputs([input])
     if len(sources) != 1:
@@ -100,12 +100,12 @@ def inspect(
     check_outputs({"--out": out, "--json": json}, [source.name, model])
 
     from streamh2o.cli import processor
-    from streamh2o.inspection import inspect_source
-    from streamh2o.interrupt import Interrupt
-    from streamh2o.models import load_model
+    from streamh2o.models.load import load_model
     from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
-    from streamh2o.run_options import RunOptions
+    from streamh2o.runs.inspect.inspection import inspect_source
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.options import RunOptions
 
     knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
     chosen = make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
@@ -141,9 +141,9 @@ def _page_name(source: str) -> str:
 def _report(inspection: Inspection, out: Path, json: Path | None) -> None:
     import sys
 
-    from streamh2o.outputs import json_lines, write_whole
-    from streamh2o.report.kept_page import page
-    from streamh2o.report.kept_summary import plain, rich_summary
+    from streamh2o.report.inspect_page import page
+    from streamh2o.report.inspect_summary import plain, rich_summary
+    from streamh2o.runs.outputs import json_lines, write_whole
 
     # Files first: whoever reads stdout may be gone.
     write_whole(out, page(inspection).encode())

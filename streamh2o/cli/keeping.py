@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamh2o.models import Loaded
-    from streamh2o.resume import Keeper
-    from streamh2o.sources import Source
+    from streamh2o.models.load import Loaded
+    from streamh2o.runs.saving.keeper import Keeper
+    from streamh2o.text.sources import Source
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Machine:
     weights: str = "plain"
 
     def load(self) -> Loaded:
-        from streamh2o.models import load_model
+        from streamh2o.models.load import load_model
 
         return load_model(
             self.model,
@@ -47,7 +47,7 @@ def open_keeper(folder: Path | None, every: str, resume: bool, tell: Callable[[s
         if resume:
             raise UsageError("--resume goes on from a folder; name it with --checkpoint DIR.")
         return None
-    from streamh2o.resume import Keeper
+    from streamh2o.runs.saving.keeper import Keeper
 
     return Keeper(folder, every, resume, tell)
 
@@ -67,17 +67,17 @@ def settle(
 
     from streamh2o.cli import processor
     from streamh2o.errors import UsageError
-    from streamh2o.kernel import chosen
+    from streamh2o.kernels.compiled import chosen
 
     if keeper is None:
         processor.use(machine.threads, machine.kernel, machine.device)
         return machine
     if machine.device_map is not None:
         raise UsageError("--checkpoint saves what is on one device; leave it or --device-map out.")
-    from streamh2o.hardware import choose_device, choose_dtype
-    from streamh2o.model_files import model_folder
-    from streamh2o.models import fingerprint, quiet_transformers, tell
-    from streamh2o.resume import describe
+    from streamh2o.models.device import choose_device, choose_dtype
+    from streamh2o.models.find import model_folder
+    from streamh2o.models.load import fingerprint, quiet_transformers, tell
+    from streamh2o.runs.saving.keeper import describe
 
     dtype, device, threads, kernel = keeper.place(machine.dtype, machine.device, machine.threads, machine.kernel)
     processor.use(threads, kernel, device)

@@ -171,7 +171,7 @@ def _call(arguments: list[str], debug: bool) -> int:
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
-    from streamh2o.report.visible import visible
+    from streamh2o.terminal_safe import visible
 
     if debug:
         import traceback

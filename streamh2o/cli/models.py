@@ -26,7 +26,7 @@ def list_them(context: typer.Context) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from streamh2o.model_files import list_models
+    from streamh2o.models.find import list_models
 
     table = Table(box=None, pad_edge=False)
     table.add_column("name", overflow="fold")
@@ -48,8 +48,8 @@ def get(
 
     Example: streamh2o models get smollm2-135m
     """
-    from streamh2o.model_files import get_model
-    from streamh2o.models import quiet_transformers, tell
+    from streamh2o.models.find import get_model
+    from streamh2o.models.load import quiet_transformers, tell
 
     with quiet_transformers():
         folder = get_model(name, tell)

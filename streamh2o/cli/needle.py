@@ -12,8 +12,8 @@ from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.values import listed, numbers
 
 if TYPE_CHECKING:
-    from streamh2o.needle import Cell
-    from streamh2o.trials import Trial
+    from streamh2o.ask.needle.evaluate import Cell
+    from streamh2o.ask.needle.trials import Trial
 
 app = make_app()
 _INTERRUPTED = 130
@@ -103,9 +103,9 @@ def needle(
       streamh2o needle longeval.jsonl --task longeval --items 10 --policy answer,full
       streamh2o needle babi.txt --task babi --haystack book.txt --lengths 16000
     """
+    from streamh2o.ask.needle.evaluate import make_methods
     from streamh2o.errors import UsageError
-    from streamh2o.needle import make_methods
-    from streamh2o.outputs import check_outputs, make_folder
+    from streamh2o.runs.outputs import check_outputs, make_folder
 
     check_outputs({"--json": json}, [*inputs, *(haystack or []), model])
     if out.exists() and not out.is_dir():
@@ -118,15 +118,15 @@ def needle(
     if max(percents) > 100:
         raise UsageError(f"--depths {depths}: a depth is a percentage, at most 100.")
 
+    from streamh2o.ask.needle.evaluate import evaluate
+    from streamh2o.ask.needle.tasks import read_items
+    from streamh2o.ask.needle.trials import cut, fact_trials, task_trials
     from streamh2o.cli import processor
-    from streamh2o.interrupt import Interrupt
-    from streamh2o.models import load_model
-    from streamh2o.needle import evaluate
+    from streamh2o.models.load import load_model
     from streamh2o.report.live import make_display
-    from streamh2o.run_options import RunOptions
-    from streamh2o.sources import open_inputs
-    from streamh2o.tasks import read_items
-    from streamh2o.trials import cut, fact_trials, task_trials
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.options import RunOptions
+    from streamh2o.text.sources import open_inputs
 
     make_folder(out)
     processor.use(threads, kernel, device)
@@ -180,9 +180,9 @@ def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> 
     """The table to stdout, files to `out`."""
     import sys
 
-    from streamh2o.outputs import json_lines, write_whole
     from streamh2o.report.needles import document, plain, plot_heat_map, rich_table, write_json
-    from streamh2o.report.visible import visible
+    from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.terminal_safe import visible
 
     write_json(cells, complete, out / "needle.json")
     plot_heat_map(cells, out / "needle.png")

@@ -31,9 +31,9 @@ def plot(
       streamh2o ppl book.txt --policy streamingllm --log sllm.jsonl
       streamh2o plot h2o.jsonl sllm.jsonl --plot both.png
     """
-    from streamh2o.outputs import check_outputs
     from streamh2o.report.plots import check_format, plot_curves, read_log
-    from streamh2o.report.visible import visible
+    from streamh2o.runs.outputs import check_outputs
+    from streamh2o.terminal_safe import visible
 
     check_format(plot)
     check_outputs({"--plot": plot}, logs)

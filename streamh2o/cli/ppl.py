@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from streamh2o.policies import Policy
     from streamh2o.report.live import Display
     from streamh2o.report.plots import Curve
-    from streamh2o.resume import Keeper
-    from streamh2o.run import PerplexityRun
-    from streamh2o.run_options import RunOptions
+    from streamh2o.runs.options import RunOptions
+    from streamh2o.runs.perplexity_run import PerplexityRun
+    from streamh2o.runs.saving.keeper import Keeper
     from streamh2o.text import Source
 
 app = make_app()
@@ -98,9 +98,9 @@ def ppl(
       streamh2o ppl wiki.test.raw --ppl-def llamacpp --context 512
     """
     from streamh2o.errors import UsageError
-    from streamh2o.outputs import check_outputs
     from streamh2o.report.plots import check_format
-    from streamh2o.sources import open_inputs
+    from streamh2o.runs.outputs import check_outputs
+    from streamh2o.text.sources import open_inputs
 
     if rows and not any(name.startswith("hf:") for name in inputs):
         raise UsageError(
@@ -116,7 +116,7 @@ def ppl(
     if checkpoint is not None and batch > 1:
         raise UsageError("--checkpoint saves one input at a time; leave it or --batch out.")
 
-    from streamh2o.run_options import RunOptions
+    from streamh2o.runs.options import RunOptions
 
     options = RunOptions(
         chunk=chunk,
@@ -193,7 +193,7 @@ class Plan:
 def _with_fastest_chunk(plan: Plan, loaded: Any) -> Plan:
     from dataclasses import replace
 
-    from streamh2o.trial import fastest_chunk
+    from streamh2o.runs.fastest_chunk import fastest_chunk
 
     chunk = fastest_chunk(loaded, plan.policy, plan.options)
     plan.display.note(f"chunk: {chunk}, the fastest here with this model and cache")
@@ -206,11 +206,11 @@ def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
     from functools import partial
 
     from streamh2o.errors import UserError
-    from streamh2o.interrupt import Interrupt
-    from streamh2o.outputs import LogWriter, LossWriter
-    from streamh2o.progress import Observer
     from streamh2o.report.plots import Curve
-    from streamh2o.run import RunFailed, run_perplexity
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.outputs import LogWriter, LossWriter
+    from streamh2o.runs.perplexity_run import RunFailed, run_perplexity
+    from streamh2o.runs.progress import Observer
 
     results: list[dict[str, Any]] = list(keeper.results) if keeper else []
     curves: list[Curve] = keeper.outputs.curves if keeper else []
@@ -288,9 +288,9 @@ def tell_end(display: Display, source: Source, result: dict[str, Any]) -> None:
 
 def report(plan: Plan, results: list[dict[str, Any]], curves: list[Curve]) -> None:
     """Write the files that are written last, and print the result."""
-    from streamh2o.outputs import json_lines, write_whole
     from streamh2o.report.plots import plot_curves
     from streamh2o.report.tables import summary
+    from streamh2o.runs.outputs import json_lines, write_whole
 
     json, plot = plan.outputs["--json"], plan.outputs["--plot"]
     # Files first: whoever reads stdout may be gone.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from streamh2o.cli import ppl
 
 if TYPE_CHECKING:
-    from streamh2o.progress import Observer, Progress
+    from streamh2o.runs.progress import Observer, Progress
 
 
 class InOrder:
@@ -49,11 +49,11 @@ class InOrder:
 
 def run(plan: ppl.Plan, loaded: Any, size: int) -> int:
     """All inputs, `size` at a time, then the results in the order of the inputs; returns the exit code."""
-    from streamh2o.batch import BatchRun
     from streamh2o.errors import UserError
-    from streamh2o.interrupt import Interrupt
-    from streamh2o.outputs import LogWriter, LossWriter
     from streamh2o.report.plots import Curve
+    from streamh2o.runs.batch_run import BatchRun
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.outputs import LogWriter, LossWriter
 
     failure: UserError | None = None
     log, nll_out = plan.outputs["--log"], plan.outputs["--nll-out"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from streamh2o.run_options import RunOptions
+    from streamh2o.runs.options import RunOptions
     from streamh2o.text import Source
 
 _INTERRUPTED = 130
@@ -71,13 +71,13 @@ def run(
     """Every input in turn, then the results; returns the exit code."""
 
     from streamh2o.cli import processor
-    from streamh2o.definitions import make_definition
-    from streamh2o.dense import DefinedRun
     from streamh2o.errors import UserError
-    from streamh2o.interrupt import Interrupt
-    from streamh2o.models import load_model
-    from streamh2o.outputs import LossWriter
+    from streamh2o.models.load import load_model
     from streamh2o.report.live import make_display
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.outputs import LossWriter
+    from streamh2o.runs.windowed import make_definition
+    from streamh2o.runs.windowed.dense import DefinedRun
 
     processor.use(threads, kernel, device)
     loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, weights=weights)
@@ -111,8 +111,8 @@ def run(
 
 
 def _report(ask: Ask, results: list[dict[str, Any]]) -> None:
-    from streamh2o.outputs import json_lines, write_whole
     from streamh2o.report.defined import summary
+    from streamh2o.runs.outputs import json_lines, write_whole
 
     json = ask.outputs["--json"]
     if json is not None and str(json) != "-":

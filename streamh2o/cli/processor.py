@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from streamh2o import kernel
-from streamh2o.hardware import choose_device
+from streamh2o.kernels import compiled as kernel
 from streamh2o.machine import physical_cores
-from streamh2o.models import tell
+from streamh2o.models.device import choose_device
+from streamh2o.models.load import tell
 
 
 def use(threads: int | None, kernel_name: str = "auto", device: str = "auto") -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from streamh2o.report.visible import visible
+from streamh2o.terminal_safe import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from streamh2o.answer import Answer
+    from streamh2o.ask.answer import Answer
 
 
 def verdict(answer: Answer) -> str:

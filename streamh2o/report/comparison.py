@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamh2o.outputs import write_whole
-from streamh2o.perplexity import exp
 from streamh2o.report.tables import count, decimal, size, table
-from streamh2o.report.visible import visible
+from streamh2o.runs.outputs import write_whole
+from streamh2o.runs.perplexity import exp
+from streamh2o.terminal_safe import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from streamh2o.compare import Cell
+    from streamh2o.runs.compare import Cell
 
 SCHEMA = 1
 MEAN = "geometric mean"

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamh2o.outputs import write_whole
 from streamh2o.report.comparison import REFERENCE, blocks, rows
 from streamh2o.report.plots import COLOURS, DASHES
-from streamh2o.report.visible import visible
+from streamh2o.runs.outputs import write_whole
+from streamh2o.terminal_safe import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from streamh2o.compare import Cell
-    from streamh2o.replay import ReadText
+    from streamh2o.runs.compare import Cell
+    from streamh2o.text.replay import ReadText
 
 _MARKERS = "osD^vPX"
 _POINTS = 400  # of a curve

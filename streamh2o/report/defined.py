@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamh2o.report.tables import count, decimal, duration, table
-from streamh2o.report.visible import visible
+from streamh2o.terminal_safe import visible
 
 
 def summary(results: Sequence[dict[str, Any]]) -> str:

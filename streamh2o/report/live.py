@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from streamh2o.report.tables import count, decimal, duration, size
-from streamh2o.report.visible import visible
+from streamh2o.terminal_safe import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from streamh2o.progress import Progress
+    from streamh2o.runs.progress import Progress
 
 _BAR = 40  # columns
 

@@ -9,13 +9,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamh2o.outputs import write_whole
 from streamh2o.report.tables import count, duration, table
+from streamh2o.runs.outputs import write_whole
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from streamh2o.needle import Cell, Outcome
+    from streamh2o.ask.needle.evaluate import Cell, Outcome
 
 HEADERS = ("method", "length", "cache", "answered", "place", "not there", "time")
 

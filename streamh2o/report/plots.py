@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamh2o.errors import UsageError, UserError
-from streamh2o.outputs import write_whole
-from streamh2o.report.visible import visible
+from streamh2o.runs.outputs import write_whole
+from streamh2o.terminal_safe import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from streamh2o.progress import Progress
+    from streamh2o.runs.progress import Progress
 
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, which the colour-blind can tell apart; their yellow is too faint for a line on white.

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from streamh2o.report.visible import visible
+from streamh2o.terminal_safe import visible
 
 
 def count(number: int | None) -> str:

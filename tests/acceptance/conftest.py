@@ -5,6 +5,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def loaded():
-    from streamh2o.models import load_model
+    from streamh2o.models.load import load_model
 
     return load_model("smollm2-135m", dtype="float32")

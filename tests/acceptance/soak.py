@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
-from streamh2o import bench, kernel
-from streamh2o.models import load_model
+from streamh2o.kernels import compiled as kernel
+from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
-from streamh2o.stream import ChunkStream
+from streamh2o.runs.bench import stream_speed as bench
+from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.text import TokenReader, open_inputs
 
 MOST_GROWTH = 10_000_000  # bytes, after the cache has filled and a checkpoint has been saved

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from streamh2o.answer import answer_questions
-from streamh2o.needle import holds
-from streamh2o.needles import make_facts, plant
-from streamh2o.run_options import RunOptions
-from streamh2o.sources import open_inputs
+from streamh2o.ask.answer import answer_questions
+from streamh2o.ask.needle.evaluate import holds
+from streamh2o.ask.needle.facts import make_facts, plant
+from streamh2o.runs.options import RunOptions
+from streamh2o.text.sources import open_inputs
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample.txt"
 

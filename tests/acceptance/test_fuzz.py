@@ -25,15 +25,15 @@ from unittest import mock
 import pytest
 
 from streamh2o.errors import UserError
-from streamh2o.gguf_cache import readable_errors
-from streamh2o.gguf_header import read_header
-from streamh2o.gguf_tokenizer import byte_level_tokenizer
 from streamh2o.machine import rss_bytes
+from streamh2o.models.gguf.header import read_header
+from streamh2o.models.gguf.tokenizer import byte_level_tokenizer
+from streamh2o.models.gguf.unpacked import readable_errors
 from streamh2o.text import Source, TokenReader
-from streamh2o.tokenize import IncrementalTokenizer
+from streamh2o.text.tokenize import IncrementalTokenizer
 from tests import model_folders, toy_tokenizers
 from tests.mutate import mutate
-from tests.test_checkpoint import loads_or_is_damaged, save
+from tests.runs.saving.test_folder import loads_or_is_damaged, save
 
 COUNTS = {"reader": 100_000, "checkpoints": 10_000, "headers": 10_000}
 GROWTH = 30_000_000  # bytes that caches of libraries and the allocator may take after the first fifth
@@ -54,7 +54,7 @@ _ARCHIVES = [
 
 @contextmanager
 def reader() -> Iterator[Case]:
-    with mock.patch("streamh2o.reader.IncrementalTokenizer", _tokenizer_at_hand):
+    with mock.patch("streamh2o.text.reader.IncrementalTokenizer", _tokenizer_at_hand):
         yield lambda seed: (_strict, _in_two_parts, _archived)[seed % 3](random.Random(seed), seed)
 
 
@@ -94,7 +94,7 @@ def _in_two_parts(chance: random.Random, seed: int) -> None:
     ids, offsets = _drain(whole, 4096)
     assert whole.bytes_read == len(data)
     assert offsets == sorted(offsets)
-    with mock.patch("streamh2o.reader.WINDOW", chance.choice([64, 256, 1024])):
+    with mock.patch("streamh2o.text.reader.WINDOW", chance.choice([64, 256, 1024])):
         first = TokenReader(_source(data), tokenizer, errors="replace", **how)
         block = first.read(chance.randint(1, 200))
         state = json.loads(json.dumps(first.state()))

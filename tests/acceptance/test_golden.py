@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from streamh2o import kernel
+from streamh2o.kernels import compiled as kernel
 from streamh2o.policies import make_policy
-from streamh2o.stream import ChunkStream
+from streamh2o.stream.chunk_stream import ChunkStream
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 CASES = {

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streamh2o import kernel
-from streamh2o.compare import compare, make_columns, plan
-from streamh2o.replay import ReadText
+from streamh2o.kernels import compiled as kernel
 from streamh2o.report.comparison import means, rows
-from streamh2o.run_options import RunOptions, open_reader
-from streamh2o.sources import open_inputs
+from streamh2o.runs.compare import compare, make_columns, plan
+from streamh2o.runs.options import RunOptions, open_reader
+from streamh2o.text.replay import ReadText
+from streamh2o.text.sources import open_inputs
 
 ROOT = Path(__file__).parents[2]
 BOOKS = ROOT.parent / "shared" / "books"
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def fast():
     """In the number format that is fastest here, as a user runs it."""
-    from streamh2o.models import load_model
+    from streamh2o.models.load import load_model
 
     return load_model("smollm2-135m")
 

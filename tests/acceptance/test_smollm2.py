@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamh2o import model_files
-from streamh2o.models import load_model, load_tokenizer
+from streamh2o.models import find as model_files
+from streamh2o.models.load import load_model, load_tokenizer
 
 pytestmark = pytest.mark.skipif(
     model_files.NAMED["smollm2-135m"].path() is None, reason="streamh2o models get smollm2-135m"

@@ -1,0 +1,1 @@
+"""Facts planted in a long text, and what is found of them."""

@@ -1,0 +1,1 @@
+"""Slots, positions and eviction."""

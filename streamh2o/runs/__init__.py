@@ -1,0 +1,1 @@
+"""One run of anything, its sums and its saving."""

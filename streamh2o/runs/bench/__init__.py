@@ -1,0 +1,1 @@
+"""Speed, and whether this machine is fit."""

@@ -1,0 +1,227 @@
+"""Several policies and budgets on the same tokens, cell by cell, each saved when it is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamh2o import __version__
+from streamh2o.errors import UsageError, UserError
+from streamh2o.policies import POLICIES, Policy, make_policy
+from streamh2o.runs.interrupt import Interrupt
+from streamh2o.runs.options import RunOptions, open_stream
+from streamh2o.runs.outputs import make_folder, write_whole
+from streamh2o.runs.perplexity_run import PerplexityRun
+from streamh2o.runs.progress import Observer
+from streamh2o.terminal_safe import visible
+from streamh2o.text.replay import ReadText, Replay
+
+if TYPE_CHECKING:
+    from streamh2o.models.load import Loaded
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to run every input: a policy as the user wrote it, made for one budget. cache None: all of the text."""
+
+    label: str
+    cache: int | None
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One input under one column. result: as `PerplexityRun.result`. losses: float32 [scored], nats."""
+
+    text: ReadText
+    column: Column
+    result: dict[str, Any]
+    losses: np.ndarray
+
+
+Plan = list[tuple[ReadText, Column]]
+
+
+def make_columns(specs: Sequence[str], caches: Sequence[int], sinks: int | None = None) -> list[Column]:
+    """Every policy at every budget, budgets outermost; twice the same is one.
+
+    specs: `NAME` or `NAME:KNOB=VALUE:KNOB=VALUE`, a knob being a field of the policy. sinks: for the policies that keep
+    sinks at all. Raises UsageError that names the rule broken.
+    """
+    columns: dict[tuple[str, int], Column] = {}
+    for cache in caches:
+        for spec in specs:
+            name, knobs = _parse(spec)
+            if name in POLICIES and POLICIES[name].default_sinks and sinks is not None:
+                knobs.setdefault("sinks", sinks)
+            columns[spec, cache] = Column(spec, cache, make_policy(name, cache=cache, **knobs))
+    return list(columns.values())
+
+
+def full_column(trained: int) -> Column:
+    """The model, trained on so many positions, with the whole text before each token."""
+    return Column("full", None, make_policy("full", cache=trained))
+
+
+def _parse(spec: str) -> tuple[str, dict[str, Any]]:
+    name, *knobs = spec.split(":")
+    values: dict[str, Any] = {}
+    for knob in knobs:
+        key, equals, value = knob.partition("=")
+        if not key or not equals or not value:
+            raise UsageError(f"--policy {spec}: write NAME:KNOB=VALUE, as in h2o:recent=64.")
+        if key.strip() in ("name", "cache"):
+            raise UsageError(
+                f"--policy {spec}: {key.strip()} is no knob; name the policy first and its slots by --cache."
+            )
+        values[key.strip()] = _number(value.strip())
+    return name, values
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def check_columns(loaded: Loaded, columns: Sequence[Column], options: RunOptions) -> None:
+    """Refuse what does not fit the model before hours are spent. Raises UsageError."""
+    for column in columns:
+        open_stream(loaded, column.policy, options).close()
+
+
+def key_of(loaded: Loaded, text: ReadText, column: Column, options: RunOptions) -> str:
+    """12 hexadecimal digits for all that a cell's losses depend on; a cell with this key need not run again."""
+    parts = {
+        "version": __version__,
+        "input": text.sha256,
+        "ids": text.ids_sha256,
+        "model": loaded.fingerprint,
+        "policy": column.policy.name,
+        "knobs": asdict(column.policy),
+        "chunk": options.chunk,
+        "per_head": options.per_head,
+        "evict": options.evict,
+        **({} if options.kv_bits == 16 else {"kv_bits": options.kv_bits}),  # so that older cells keep their keys
+        **({} if loaded.weights == "plain" else {"weights": loaded.weights}),
+        "dtype": str(loaded.dtype),
+        "device": loaded.device.type,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class Cells:
+    """The finished cells in a folder: `NAME-POLICY-CACHE-KEY.json` with the result and `.npy` with the losses.
+
+    Raises UserError where the folder cannot be made or written to, so that this shows before the first cell.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        make_folder(folder)
+        self.folder = folder
+
+    def _stem(self, text: ReadText, column: Column, key: str) -> str:
+        name = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(text.source.name).stem)[:40]
+        return f"{name}-{column.policy.name}-{column.cache or 'all'}-{key}"
+
+    def load(self, text: ReadText, column: Column, key: str) -> Cell | None:
+        """The cell if it is there and whole; one that is damaged counts as missing and is run again."""
+        path = self.folder / f"{self._stem(text, column, key)}.json"
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            losses = np.load(path.with_suffix(".npy"))
+        except (OSError, ValueError, EOFError):
+            return None
+        if not isinstance(result, dict) or result.get("key") != key or losses.shape != (result.get("scored"),):
+            return None
+        return Cell(text, column, {**result, "label": column.label}, losses)
+
+    def save(self, cell: Cell, key: str) -> None:
+        """Losses first, then the result, each whole: a cell with a result has its losses."""
+        path = self.folder / f"{self._stem(cell.text, cell.column, key)}.json"
+        buffer = BytesIO()
+        np.save(buffer, cell.losses)
+        write_whole(path.with_suffix(".npy"), buffer.getvalue())
+        write_whole(path, (json.dumps(cell.result, allow_nan=False, indent=1) + "\n").encode())
+
+
+def plan(loaded: Loaded, texts: Sequence[ReadText], columns: Sequence[Column], against_full: bool = False) -> Plan:
+    """Every text under every column, texts outermost.
+
+    against_full: one more for every text that the model can hold, with all of the text before each token.
+    """
+    wanted: Plan = []
+    for text in texts:
+        wanted += [(text, column) for column in columns]
+        if against_full and text.length <= loaded.trained_positions:
+            wanted.append((text, full_column(loaded.trained_positions)))
+    return wanted
+
+
+def compare(
+    loaded: Loaded,
+    wanted: Plan,
+    out: Path,
+    options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+    *,
+    interrupt: Interrupt | None = None,
+    observer: Observer | None = None,
+    begin: Callable[[str, int, int], None] | None = None,
+) -> Iterator[Cell]:
+    """The cells of `wanted` in order, each run and saved unless an earlier call has done so; ends early if interrupted.
+
+    Texts must have been read in blocks of `options.chunk` tokens. out: its `cells` folder holds what is finished.
+    observer: called after every chunk. begin: called before a cell runs, with its name, its number and how many there
+    are. Raises UserError where a cell fails.
+    """
+    store = Cells(out / "cells")
+    for number, (text, column) in enumerate(wanted, 1):
+        key = key_of(loaded, text, column, options)
+        cell = store.load(text, column, key)
+        if cell is None:
+            if begin is not None:
+                begin(_title(text, column), number, len(wanted))
+            cell = _run(loaded, text, column, options, key, interrupt, observer)
+            if cell is None:
+                return
+            store.save(cell, key)
+        yield cell
+
+
+def _title(text: ReadText, column: Column) -> str:
+    budget = "the whole text" if column.cache is None else f"cache {column.cache}"
+    return f"{visible(text.source.name)}, {column.label}, {budget}"
+
+
+def _run(
+    loaded: Loaded,
+    text: ReadText,
+    column: Column,
+    options: RunOptions,
+    key: str,
+    interrupt: Interrupt | None,
+    observer: Observer | None,
+) -> Cell | None:
+    """One cell; None where `interrupt` stopped it before its end."""
+    losses: list[np.ndarray] = []
+    with PerplexityRun(loaded, text.source, column.policy, options, reader=Replay(text)) as run:
+        for progress in run.chunks(interrupt):
+            losses.append(progress.losses)
+            if observer is not None:
+                observer(progress)
+        result = run.result()
+    if not result["complete"]:
+        return None
+    if not result["scored"]:
+        raise UserError(f"{text.source.name}: holds no token to score; leave it out.")
+    return Cell(text, column, {"key": key, "label": column.label, **result}, np.concatenate(losses))

@@ -1,0 +1,1 @@
+"""Text written without end."""

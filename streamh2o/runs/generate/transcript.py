@@ -1,0 +1,15 @@
+"""`--transcript`: what was read and written, as plain text, on disk as soon as it is complete."""
+
+from __future__ import annotations
+
+from streamh2o.runs.outputs import OutputFile
+
+
+class Transcript(OutputFile):
+    """A UTF-8 text file that grows. Raises UserError where it cannot be written."""
+
+    def __enter__(self) -> Transcript:
+        return self
+
+    def write(self, text: str) -> None:
+        self._append(text.encode("utf-8", "replace"))

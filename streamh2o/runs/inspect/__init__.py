@@ -1,0 +1,1 @@
+"""What the cache kept of a text."""

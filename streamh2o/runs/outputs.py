@@ -1,0 +1,247 @@
+"""Files that a run leaves: checked before it starts, written so that what is there is always whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from streamh2o.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from streamh2o.runs.progress import Progress
+
+_NPY_HEADER = 128  # bytes; room for any count
+_NEWEST = 4096  # bytes by which a file is known again
+LOG_FIELDS = ("token", "byte", "nll", "n", "ppl", "ppl_window", "tokens_per_second", "rss_bytes", "slots")
+
+
+def unwritable(path: str | os.PathLike[str], error: OSError) -> UserError:
+    """The sentence for a file that cannot be written."""
+    reason = (error.strerror or str(error)).lower()
+    return UserError(f"{os.fspath(path)}: can't be written ({reason}); free some space or choose another place.")
+
+
+def check_outputs(outputs: dict[str, Path | None], inputs: Iterable[str | os.PathLike[str]]) -> None:
+    """Refuse, before hours are spent, what would fail at the end or destroy something.
+
+    outputs: the option's name to the file it writes. inputs: files and folders that must survive (`-`: standard
+    input). Raises UsageError naming the option, for a missing folder, a folder as file, an input, a file named twice.
+    """
+    protected = [status for name in inputs if (status := _status(name)) is not None]
+    taken: dict[str, str] = {}
+    for option, path in outputs.items():
+        if path is None or str(path) == "-":
+            continue
+        try:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.lstat(path)
+        except (OSError, ValueError) as error:  # too long, or holds what no name may
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{option} {str(path)[:60]}: not a possible file name ({reason.lower()}).") from None
+        if not path.parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first.")
+        if path.is_dir():
+            raise UsageError(f"{option} {path}: this is a folder; name a file in it.")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(f"{option} {path}: may not be written; change its permissions or choose another place.")
+        real = os.path.realpath(path)
+        here = [path.stat(), path.parent.stat()] if path.is_file() else []
+        if any(os.path.samestat(mine, status) for mine in here for status in protected):
+            raise UsageError(f"{option} {path}: this would overwrite an input or the model; choose another name.")
+        if real in taken and not real.startswith("/dev/"):
+            raise UsageError(f"{option} and {taken[real]} both name {path}; give them different files.")
+        taken[real] = option
+
+
+def _status(name: str | os.PathLike[str]) -> os.stat_result | None:
+    try:
+        return os.fstat(sys.stdin.fileno()) if os.fspath(name) in ("-", "stdin") else os.stat(name)
+    except (OSError, ValueError, AttributeError):  # not a file: a dataset, a model's name, a closed stdin
+        return None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is never seen half-written. Raises UserError where that fails."""
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
+            path.write_bytes(data)
+            return
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(beside, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
+            os.replace(beside, path)
+        except BaseException:
+            Path(beside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def json_lines(results: Iterable[dict[str, Any]]) -> str:
+    """One JSON object a line, so that one input gives plain JSON and several can be read one by one."""
+    return "".join(json.dumps(result, allow_nan=False) + "\n" for result in results)
+
+
+class OutputFile:
+    """A file that grows with the run; every chunk is handed to the system before the next one is computed.
+
+    mark: what `mark` gave in an earlier run; the file is cut back to that place and goes on from there.
+    Raises UserError where it cannot be written, or is not that file.
+    """
+
+    _header = 0  # bytes at the beginning that change
+
+    def __init__(self, path: Path, mark: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self.failed = False
+        self._newest = b""
+        try:
+            if not mark and path.is_symlink() and path.parts[:2] != ("/", "dev"):
+                path.unlink()  # a link is replaced, as `write_whole` does; what it points to may be somebody else's
+            self._file: BinaryIO = open(path, "r+b" if mark else "wb", buffering=0)  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        if mark:
+            try:
+                self._cut_back(int(mark["bytes"]), mark["newest"])
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _cut_back(self, size: int, digest: str) -> None:
+        try:
+            have = self._file.seek(0, os.SEEK_END)
+            if have < size:
+                raise UserError(
+                    f"{self.path}: has {have} bytes, and had {size} at the checkpoint; put it back, or start anew."
+                )
+            start = max(self._header, size - _NEWEST)
+            self._file.seek(start)
+            self._newest = self._file.read(max(0, size - start))
+            if _sha256(self._newest) != digest:
+                raise UserError(f"{self.path}: is not the file of the checkpoint; put it back, or start anew.")
+            self._file.truncate(size)
+            self._file.seek(size)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+
+    def mark(self) -> dict[str, Any]:
+        """Where the file stands, once that much of it is on the disk: its size and a digest of its newest bytes."""
+        try:
+            os.fsync(self._file.fileno())
+            return {"bytes": self._file.tell(), "newest": _sha256(self._newest)}
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+
+    def _append(self, data: bytes) -> None:
+        self._write(data)
+        self._newest = (self._newest + data)[-_NEWEST:]
+
+    def _write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self.failed = True
+            raise unwritable(self.path, error) from None
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class LogWriter(OutputFile):
+    """`--log`: one JSON object a chunk.
+
+    token, byte: tokens and bytes of the input so far. nll: sum of the chunk's losses in nats, n: how many. ppl,
+    ppl_window: over all tokens so far, and over the last ones. slots: held after the chunk. halved: how often so far
+    memory ran out and a chunk was read in two halves, whose evictions come earlier; left out while that is never. With
+    `several` inputs each line names its `input`.
+    """
+
+    def __init__(self, path: Path, several: bool = False, mark: dict[str, Any] | None = None) -> None:
+        super().__init__(path, mark)
+        self._several = several
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __call__(self, progress: Progress) -> None:
+        line: dict[str, Any] = {"input": progress.name} if self._several else {}
+        line |= {field: getattr(progress, field) for field in LOG_FIELDS}
+        if progress.halved:
+            line["halved"] = progress.halved
+        self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+
+class LossWriter(OutputFile):
+    """`--nll-out`: the losses as a NumPy array, float32 [scored], in nats; those of several inputs follow one another.
+
+    It grows on disk, not in memory, and its header is corrected after every chunk: it can be loaded at any time.
+    """
+
+    _header = _NPY_HEADER
+
+    def __init__(self, path: Path, mark: dict[str, Any] | None = None) -> None:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"--nll-out {path}: this is no plain file, and the array's header is written last.")
+        super().__init__(path, mark)
+        self.count = (self._file.tell() - _NPY_HEADER) // 4 if mark else 0
+        self._write_header()
+
+    def __enter__(self) -> LossWriter:
+        return self
+
+    def __call__(self, progress: Progress) -> None:
+        self._append(progress.losses.astype("<f4").tobytes())
+        self.count += progress.n
+        self._write_header()
+
+    def _write_header(self) -> None:
+        self._file.seek(0)
+        self._write(_npy_header(self.count))
+        self._file.seek(0, os.SEEK_END)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _npy_header(count: int) -> bytes:
+    """The header of NumPy's format 1.0 for float32 [count], padded to one length for every count."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count},), }}".encode()
+    prefix = b"\x93NUMPY\x01\x00" + (_NPY_HEADER - 10).to_bytes(2, "little")
+    return prefix + text.ljust(_NPY_HEADER - 11) + b"\n"
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, and see that it can be written to before hours are spent. Raises UserError where it can't."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{folder}: can't be written to ({reason}); choose another --out.") from None

@@ -1,0 +1,1 @@
+"""A run saved in a folder, to go on after whatever happens."""

@@ -1,0 +1,1 @@
+"""A chunk of a text through a model."""

@@ -1,0 +1,247 @@
+"""A model's modules made fast for a CPU, while the model works for us.
+
+A norm of `transformers` is seven passes over its input, a gate three, and the rotation by position zero, which changes
+nothing, ten: each becomes one operation of the kernel. In bfloat16 a linear layer lays its weights out anew for every
+product: that is done once, where memory allows, and a gate is made of the products with both its weights before they
+are written. Only modules that give the same as before are touched, each by an
+attribute of its own that `off` takes away; the attention of some families comes to be ours in the same way.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels.gguf_linear import PackedLinear
+from streamh2o.kernels.weight_copies import Packed, spare
+from streamh2o.stream.engine.fused_layer import PROJECTIONS, DecoderLayer, hooked, is_known
+from streamh2o.stream.own_attention import own_forward
+
+Forward = Callable[..., Any]
+
+_LINEAR = (nn.Linear, PackedLinear)
+_WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number; bfloat16 has 8 bits
+
+
+class Fused:
+    """The modules of one model that something else stands in for, from `on` to `off`.
+
+    That is something faster, or, for attention that cannot be chosen, ours.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._forwards: list[tuple[nn.Module, Forward]] = []
+        with torch.no_grad():
+            self._forwards += _agreeing(_linear_layers(model))
+            self._forwards += _agreeing(_norms_and_gates(model, dict(self._forwards)))
+        turns_nothing = len(self._forwards) > 0 and _zero_is_identity(model)
+        with torch.no_grad():
+            self._layers = _layers(model, dict(self._forwards)) if turns_nothing else []
+        for module in model.modules():
+            forward = own_forward(module) or (_unrotated(module) if turns_nothing else None)
+            if forward is not None:
+                self._forwards.append((module, forward))
+
+        self._depth = 0
+        self._on: list[tuple[nn.Module, Forward]] = []  # what `off` has to take away
+        of_module = [(module, names) for module in model.modules() for names in (module._modules, module._parameters)]
+        self._standing = [(names, name, part) for _, names in of_module for name, part in names.items()]
+
+    def stands(self) -> bool:
+        """Whether the model still has the modules and parameters that it was made for."""
+        return all(names.get(name) is part for names, name, part in self._standing)
+
+    def on(self) -> None:
+        """The modules work as one operation each, and rotate nothing: positions must be zero until `off`.
+
+        A module that somebody has given another forward meanwhile, or a layer with such a part, keeps it.
+        """
+        self._depth += 1
+        if self._depth > 1:  # two models may share a decoder
+            return
+        whole: list[tuple[nn.Module, Forward]] = [
+            (module, layer) for module, layer in self._layers if not layer.is_watched() and not layer.is_patched()
+        ]
+        self._on = [(module, own) for module, own in [*self._forwards, *whole] if "forward" not in module.__dict__]
+        for module, forward in self._on:
+            if isinstance(forward, _Linear):
+                forward.refresh()
+            module.__dict__["forward"] = forward
+
+    def off(self) -> None:
+        """The modules work as they did before the first `on`, once as many `off` have come."""
+        self._depth -= 1
+        if self._depth:
+            return
+        for module, forward in self._on:
+            if module.__dict__.get("forward") is forward:
+                del module.__dict__["forward"]
+        self._on = []
+
+
+_made: WeakKeyDictionary[nn.Module, tuple[Any, Fused]] = WeakKeyDictionary()
+
+
+def fused(decoder: nn.Module) -> Fused:
+    """The one of this decoder, made anew where its parts, their numbers, its place or the kernel have changed."""
+    weight = next(decoder.parameters())
+    state = kernel.chosen(), weight.dtype, weight.device
+    if decoder not in _made or _made[decoder][0] != state or not _made[decoder][1].stands():
+        _made[decoder] = state, Fused(decoder)
+    return _made[decoder][1]
+
+
+Candidate = tuple[nn.Module, Forward, tuple[Any, ...]]  # a module, what may stand in, what modules that are alike share
+
+
+def _agreeing(candidates: Iterator[Candidate]) -> Iterator[tuple[nn.Module, Forward]]:
+    """Those that give on a random input what the module gives; of modules that are alike the first is asked."""
+    judged: dict[tuple[Any, ...], bool] = {}
+    for module, forward, alike in candidates:
+        if alike not in judged:
+            like = _input_of(module)
+            x = torch.randn(1, 40, like.shape[-1], generator=torch.Generator().manual_seed(0)).to(like.dtype)
+            judged[alike] = all(_same(module(rows), forward(rows)) for rows in (x, x[:, :3]))
+        if judged[alike]:
+            yield module, forward
+
+
+def _same(expected: Tensor, given: Tensor) -> bool:
+    """Whether they differ by rounding only."""
+    return bool(
+        (given.float() - expected.float()).abs().max() <= _WITHIN[expected.dtype] * expected.float().abs().max()
+    )
+
+
+def _input_of(module: Any) -> Tensor:
+    """No rows of what a norm, a linear layer or a gate is for: [0, width], in its number format, where it is."""
+    first = getattr(module, "gate_proj", module)
+    if isinstance(first, PackedLinear):
+        return torch.empty(0, first.in_features, dtype=first.dtype, device=first.blocks.device)
+    return first.weight.new_empty(0, first.weight.shape[-1])
+
+
+def _own(model: nn.Module) -> Iterator[Any]:
+    """The modules that nobody else, such as accelerate, has given another forward."""
+    return (module for module in model.modules() if "forward" not in module.__dict__)
+
+
+def _norms_and_gates(model: nn.Module, made: dict[nn.Module, Forward]) -> Iterator[Candidate]:
+    """made: what stands in for linear layers."""
+    for module in _own(model):
+        if type(module).__name__.endswith("RMSNorm"):
+            weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+            if isinstance(weight, Tensor) and isinstance(eps, float) and kernel.takes(weight):
+                yield module, _norm(module, weight, eps), (type(module), weight.shape, weight.dtype, eps)
+        elif all(isinstance(getattr(module, name, None), _LINEAR) for name in ("gate_proj", "up_proj", "down_proj")):
+            like, out = _input_of(module), module.gate_proj.out_features
+            if kernel.takes(like):
+                yield module, _gated(module, made), (type(module), type(module.act_fn), like.shape, out, like.dtype)
+
+
+def _norm(module: Any, weight: Tensor, eps: float) -> Forward:
+    own = type(module).forward.__get__(module)  # for norms kept in another number format than what they are given
+    return lambda x: kernel.rms_norm(x, weight, eps) if x.dtype == weight.dtype else own(x)
+
+
+def _gated(module: Any, made: dict[nn.Module, Forward]) -> Forward:
+    gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+    first, second = made.get(gate), made.get(up)
+    if isinstance(first, _Linear) and isinstance(second, _Linear) and gate.bias is None and up.bias is None:
+        return _Gated(module, first, second)
+    return lambda x: down(kernel.gate(gate(x), up(x)))
+
+
+class _Gated:
+    """A gate made of the products with both its weights before they are written, and the linear layer behind it."""
+
+    def __init__(self, module: Any, gate: _Linear, up: _Linear) -> None:
+        self._gate, self._up, self._down = gate, up, module.down_proj
+        self._layers = module.gate_proj, module.up_proj
+
+    def inner(self, x: Tensor) -> Tensor:
+        return kernel.gated_linear(x, self._gate.weight, self._up.weight, self._gate.features)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if any(hooked(layer) for layer in self._layers):
+            inner = kernel.gate(*(layer(x) for layer in self._layers))
+        else:
+            inner = self.inner(x)
+        result: Tensor = self._down(inner)
+        return result
+
+
+class _Linear:
+    """A linear layer's product with its weights as the kernel wants them: the same, but for rounding."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self._packed = Packed(layer, kernel.pack_linear)
+        self._bias, self.features = layer.bias, layer.out_features
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Lay the weights out again where they have changed."""
+        self.weight = self._packed.weight
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return kernel.linear(x, self.weight, self._bias, self.features, residual)
+
+
+def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
+    layers = [
+        module
+        for module in _own(model)
+        if type(module) is nn.Linear and module.weight.dtype == torch.bfloat16 and kernel.takes(module.weight)
+        if module.in_features % 2 == 0 and module.weight.is_contiguous()
+        if module.bias is None or module.bias.dtype == torch.bfloat16
+    ]
+    if not spare(sum(layer.weight.nbytes for layer in layers)):
+        return
+    for layer in layers:
+        yield layer, _Linear(layer), (layer.weight.shape, layer.bias is None)
+
+
+def _layers(model: nn.Module, made: dict[nn.Module, Forward]) -> list[tuple[nn.Module, DecoderLayer]]:
+    """The decoder layers all of whose parts something stands in for, and which are what they seem."""
+    found: list[tuple[nn.Module, DecoderLayer]] = []
+    for module in _own(model):
+        if not is_known(module):
+            continue
+        norms: Any = made.get(module.input_layernorm), made.get(module.post_attention_layernorm)
+        projections: Any = tuple(made.get(getattr(module.self_attn, name)) for name in PROJECTIONS)
+        gated = made.get(module.mlp)
+        down: Any = made.get(module.mlp.down_proj) if isinstance(gated, _Gated) else None
+        linear = all(isinstance(part, _Linear) for part in (*projections, down))
+        if linear and isinstance(gated, _Gated) and None not in norms:
+            layer = DecoderLayer(module, norms, projections, gated.inner, down)
+            if not layer.is_patched() and layer.agrees(_same):
+                found.append((module, layer))
+    return found
+
+
+def _zero_is_identity(model: nn.Module) -> bool:
+    """Whether the rotation by position zero leaves everything as it is, which YaRN and longrope scale."""
+    modules = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    scales = [value for module in modules for name, value in vars(module).items() if name.endswith("attention_scaling")]
+    return len(scales) > 0 and all(scale == 1.0 for scale in scales)
+
+
+def _unrotated(module: nn.Module) -> Forward | None:
+    """An attention's own code with a rotation in it that does nothing; None where there is no rotation we know."""
+    code: Any = inspect.unwrap(type(module).forward)
+    helper = getattr(code, "__globals__", {}).get("apply_rotary_pos_emb")
+    if helper is None or "apply_rotary_pos_emb" not in code.__code__.co_names or "forward" in module.__dict__:
+        return None
+    if list(inspect.signature(helper).parameters)[:4] != ["q", "k", "cos", "sin"]:
+        return None
+    names = {**code.__globals__, "apply_rotary_pos_emb": lambda q, k, *args, **kwargs: (q, k)}
+    own = FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
+    own.__kwdefaults__ = code.__kwdefaults__
+    return own.__get__(module)

@@ -1,0 +1,82 @@
+"""The ids of a text that comes piece by piece: those of the whole text, however it was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from streamh2o.text.tokenize import IncrementalTokenizer, Place
+
+WINDOW = 2048  # characters tokenised at once; about twice as many are held back until more text comes
+
+
+class _More(Exception):
+    """The text at hand has been used up, and goes on."""
+
+
+class TextPieces:
+    """Gives the ids that are certain, whatever follows, and holds the rest of the text back.
+
+    tokenizer, allow_special: as of IncrementalTokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, allow_special: bool = False) -> None:
+        self._tokenizer = IncrementalTokenizer(tokenizer, allow_special=allow_special, window=WINDOW)
+        self._start()
+
+    def _start(self) -> None:
+        self._text = ""  # from `_place` on
+        self._place: Place | None = None
+        self._given = 0  # ids behind `_place` that were handed out
+        self._wanted = WINDOW  # characters of `_text` with which it is worth looking for more ids
+
+    @property
+    def held(self) -> str:
+        """The characters from which ids may still come, and some before them."""
+        return self._text
+
+    def add(self, text: str) -> np.ndarray:
+        """The ids, int64 [n], that are certain now that `text` has come."""
+        self._text += text
+        if len(self._text) < self._wanted:
+            return np.empty(0, np.int64)
+        found = self._ids(ends=False)
+        self._wanted = len(self._text) + WINDOW // 2
+        return found
+
+    def end(self) -> np.ndarray:
+        """The ids that are left, int64 [n]; what comes after that is another text."""
+        found = self._ids(ends=True) if self._text else np.empty(0, np.int64)
+        self._start()
+        return found
+
+    def _ids(self, ends: bool) -> np.ndarray:
+        begin = self._place.byte if self._place else 0  # in characters, not bytes, here
+        text, before, found = self._text, self._given, [np.empty(0, np.int64)]
+
+        def chunks() -> Iterator[tuple[str, np.ndarray, int]]:
+            yield text, np.arange(begin, begin + len(text)), begin + len(text)
+            if not ends:
+                raise _More
+
+        try:
+            for piece in self._tokenizer.pieces(chunks(), self._place):
+                found.append(piece.ids[before:])
+                before = 0
+                self._place, self._given = piece.place, len(piece.ids)
+                self._text = text[piece.place.byte - begin :]
+        except _More:
+            pass
+        return np.concatenate(found)
+
+    def state(self) -> dict[str, Any]:
+        """What `load` takes to go on from here: strings and numbers."""
+        place = list(self._place) if self._place else None
+        return {"text": self._text, "place": place, "given": self._given, "wanted": self._wanted}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self._text, self._given, self._wanted = state["text"], state["given"], state["wanted"]
+        self._place = Place(*state["place"]) if state["place"] else None

@@ -1,0 +1,419 @@
+"""Cells of a comparison: the same as runs alone, each run once, whatever stops them in between."""
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamh2o.cli.main import run as command
+from streamh2o.errors import UsageError, UserError
+from streamh2o.models.load import load_model
+from streamh2o.policies import make_policy
+from streamh2o.report.comparison import _standard_error, document, means, plain, rows, write_parquet
+from streamh2o.report.comparison_plots import _spread, plot_budget, plot_running
+from streamh2o.runs.compare import check_columns, compare, key_of, make_columns, plan
+from streamh2o.runs.interrupt import Interrupt
+from streamh2o.runs.options import RunOptions, open_reader
+from streamh2o.runs.perplexity_run import run_perplexity
+from streamh2o.text import Source, TokenReader
+from streamh2o.text.replay import ReadText, Replay
+from tests.tiny import dense_losses
+from tests.tiny_folder import TEXT, make_folder
+
+OPTIONS = RunOptions(chunk=16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load_model(str(folder), dtype="float32", device="cpu")
+
+
+def source(text: str, name: str = "book.txt") -> Source:
+    data = text.encode()
+    return Source(name, len(data), lambda: io.BytesIO(data))
+
+
+def read(loaded, text: str, name: str = "book.txt") -> ReadText:
+    with open_reader(source(text, name), loaded.tokenizer, OPTIONS) as reader:
+        return ReadText.of(reader, OPTIONS.chunk)
+
+
+@pytest.fixture(scope="module")
+def texts(loaded):
+    return [read(loaded, TEXT * 3, "one.txt"), read(loaded, TEXT[40:] * 3, "two.txt")]
+
+
+@pytest.fixture(scope="module")
+def wanted(loaded, texts):
+    return plan(loaded, texts, make_columns(["streamh2o", "h2o", "streamingllm"], [16, 32]), against_full=True)
+
+
+@pytest.fixture(scope="module")
+def cells(loaded, wanted, tmp_path_factory):
+    return list(compare(loaded, wanted, tmp_path_factory.mktemp("cells"), OPTIONS))
+
+
+def test_a_cell_has_the_numbers_of_a_run_alone(loaded, cells):
+    for cell in cells:
+        alone = run_perplexity(loaded, cell.text.source, cell.column.policy, OPTIONS)
+        for name in ("nll_sum", "scored", "tokens", "bits_per_byte", "ppl_word", "evictions", "kv_bytes", "input"):
+            assert cell.result[name] == alone[name], name
+        assert math.isclose(float(cell.losses.sum(dtype=np.float64)), alone["nll_sum"], rel_tol=1e-6)
+
+
+def test_a_replay_gives_what_its_reader_gave(loaded, texts):
+    with TokenReader(texts[0].source, loaded.tokenizer) as reader:
+        replay = Replay(texts[0])
+        while (block := reader.read(16)) is not None:
+            again = replay.read(16)
+            assert np.array_equal(again.ids, block.ids)
+            for name in ("tokens", "bytes_read", "words_read", "sha256", "complete", "bos_added"):
+                assert getattr(replay, name) == getattr(reader, name), name
+        assert replay.read(16) is None
+
+
+def test_an_input_is_opened_and_tokenised_once(loaded, tmp_path):
+    opened = []
+    one = source(TEXT * 2)
+    counting = Source(one.name, one.size, lambda: opened.append(1) or one.open())
+    with open_reader(counting, loaded.tokenizer, OPTIONS) as reader:
+        text = ReadText.of(reader, OPTIONS.chunk)
+    list(compare(loaded, plan(loaded, [text], make_columns(["h2o", "local"], [16, 32])), tmp_path, OPTIONS))
+    assert len(opened) == 1
+
+
+def test_interrupted_and_started_again_no_cell_runs_twice_and_the_table_is_the_same(loaded, wanted, cells, tmp_path):
+    started: list[str] = []
+    interrupt = Interrupt()
+
+    def stop_in_the_middle_of_the_fifth(progress):
+        interrupt.requested = len(started) == 5 and progress.token > 32
+
+    def begin(name, number, of):
+        started.append(name)
+
+    first = list(
+        compare(
+            loaded,
+            wanted,
+            tmp_path,
+            OPTIONS,
+            interrupt=interrupt,
+            observer=stop_in_the_middle_of_the_fifth,
+            begin=begin,
+        )
+    )
+    assert len(first) == 4
+    assert len(started) == 5
+    again: list[str] = []
+    second = list(compare(loaded, wanted, tmp_path, OPTIONS, begin=lambda name, number, of: again.append(name)))
+    assert again == [started[4], *again[1:]]
+    assert len(again) == len(wanted) - 4
+    assert not set(again) & set(started[:4])
+
+    def without_times(found):
+        return [{k: v for k, v in row.items() if "seconds" not in k and "second" not in k} for row in rows(found)]
+
+    assert without_times(second) == without_times(cells)
+    assert [row["tokens_per_second"] for row in rows(second)[:4]] == [row["tokens_per_second"] for row in rows(first)]
+
+
+def test_everything_a_loss_depends_on_is_in_the_key(loaded, texts):
+    column = make_columns(["h2o"], [32])[0]
+    keys = {
+        key_of(loaded, texts[0], column, OPTIONS),
+        key_of(loaded, texts[1], column, OPTIONS),
+        key_of(loaded, texts[0], make_columns(["h2o"], [33])[0], OPTIONS),
+        key_of(loaded, texts[0], make_columns(["h2o:recent=20"], [32])[0], OPTIONS),
+        key_of(loaded, texts[0], make_columns(["h2-only"], [32])[0], OPTIONS),
+        key_of(loaded, texts[0], column, replace(OPTIONS, chunk=8)),
+        key_of(loaded, texts[0], column, replace(OPTIONS, per_head="query")),
+        key_of(loaded, texts[0], column, replace(OPTIONS, evict="token")),
+        key_of(loaded, texts[0], column, replace(OPTIONS, kv_bits=8)),
+        key_of(loaded, texts[0], column, replace(OPTIONS, kv_bits=4)),
+        key_of(replace(loaded, fingerprint="another"), texts[0], column, OPTIONS),
+        key_of(replace(loaded, dtype=torch.bfloat16), texts[0], column, OPTIONS),
+    }
+    assert len(keys) == 12
+    assert key_of(loaded, texts[0], make_columns(["h2o:recent=14"], [32])[0], OPTIONS) in keys, "the default, spelt out"
+
+
+@pytest.mark.parametrize("damage", ["json", "npy", "cut"])
+def test_a_damaged_cell_is_run_again(loaded, texts, tmp_path, damage):
+    wanted = plan(loaded, texts[:1], make_columns(["h2o"], [16]))
+    (before,) = compare(loaded, wanted, tmp_path, OPTIONS)
+    (result,) = (tmp_path / "cells").glob("*.json")
+    if damage == "json":
+        result.write_text("{")
+    elif damage == "npy":
+        result.with_suffix(".npy").write_bytes(b"")
+    else:
+        np.save(result.with_suffix(".npy"), before.losses[:-1])
+    started = []
+    (after,) = compare(loaded, wanted, tmp_path, OPTIONS, begin=lambda *name: started.append(name))
+    assert len(started) == 1
+    assert np.array_equal(after.losses, before.losses)
+    assert list(compare(loaded, wanted, tmp_path, OPTIONS, begin=lambda *name: started.append(name)))
+    assert len(started) == 1
+
+
+def test_against_full_is_the_plain_model_on_the_whole_text(loaded, cells):
+    full = [cell for cell in cells if cell.column.cache is None]
+    assert len(full) == 2
+    for cell in full:
+        ids = torch.from_numpy(np.concatenate([part.block.ids for part in cell.text.reads]))[None]
+        assert np.allclose(cell.losses, dense_losses(loaded.model, ids)[0].numpy(), atol=1e-4)
+
+
+def test_slots_for_each_query_head_take_a_group_times_the_memory(loaded, texts, tmp_path):
+    wanted = plan(loaded, texts[:1], make_columns(["h2o"], [16]))
+    (grouped,) = compare(loaded, wanted, tmp_path, OPTIONS)
+    (apart,) = compare(loaded, wanted, tmp_path, replace(OPTIONS, per_head="query"))
+    assert apart.result["kv_bytes"] == 4 * grouped.result["kv_bytes"]
+    assert apart.result["nll_sum"] != grouped.result["nll_sum"]
+
+
+def test_a_text_longer_than_the_model_has_no_full_cell(loaded):
+    text = read(loaded, TEXT * 30)
+    assert text.length > loaded.trained_positions
+    assert plan(loaded, [text], [], against_full=True) == []
+
+
+def test_changes_are_to_streamingllm_at_the_same_budget(cells):
+    for row in rows(cells):
+        (reference,) = [
+            other["ppl"]
+            for other in rows(cells)
+            if (other["input"], other["cache"], other["policy"]) == (row["input"], row["cache"], "streamingllm")
+        ] or [None]
+        if reference is None:
+            assert row["cache"] is None
+            assert row["change"] is None
+        else:
+            assert row["change"] == pytest.approx(100 * (row["ppl"] / reference - 1))
+
+
+def test_counting_from_a_token_on_leaves_the_losses_before_it_out(cells):
+    whole, part = rows(cells), rows(cells, 40)
+    for cell, before, row in zip(cells, whole, part, strict=True):
+        losses = cell.losses[-(cell.text.tokens - 40) :].astype(np.float64)
+        assert row["scored"] == len(losses) == before["tokens"] - 40
+        assert row["ppl"] == pytest.approx(math.exp(losses.mean()))
+        assert row["bits_per_byte"] is None, "the bytes of a part are not known"
+        assert (before["first"], row["first"]) == (0, 40)
+    assert "tokens, from token 40 on" in plain(part)
+    assert rows(cells, 1) == [{**row, "first": 1} for row in whole], "token 0 has no loss without a BOS"
+
+
+def test_the_standard_error_is_that_of_means_of_blocks():
+    noise = np.random.default_rng(0).normal(0.01, 0.1, 16 * 500).astype(np.float32)
+    blocks = noise.reshape(16, 500).mean(1)
+    assert _standard_error(noise) == pytest.approx(100 * blocks.std(ddof=1) / 4, rel=1e-5)
+    assert _standard_error(noise[: 8 * 500 - 1]) is None
+
+
+def test_means_are_geometric_and_over_all_inputs(cells):
+    found = {(mean["policy"], mean["cache"]): mean for mean in means(rows(cells))}
+    assert len(found) == 7
+    one, two = (c.result["ppl"] for c in cells if (c.column.label, c.column.cache) == ("h2o", 32))
+    assert found["h2o", 32]["ppl"] == pytest.approx(math.sqrt(one * two))
+    reference = found["streamingllm", 32]["ppl"]
+    assert found["h2o", 32]["change"] == pytest.approx(100 * (math.sqrt(one * two) / reference - 1))
+    assert len(means(rows(cells[:-1]))) == 6, "a cell that is missing on one input has no mean"
+    assert means(rows(cells[:3])) == []
+
+
+def test_the_table_has_a_block_an_input_and_one_of_means_the_best_first(cells):
+    blocks = plain(rows(cells)).split("\n\n")
+    assert [block.splitlines()[0].split(",")[0] for block in blocks] == [
+        "one.txt",
+        "two.txt",
+        "geometric mean of 2 inputs",
+    ]
+    lines = [line.split() for line in blocks[0].splitlines()[3:]]
+    assert [line[1] for line in lines] == ["16"] * 3 + ["32"] * 3 + ["all"]
+    ppls = [float(line[2].replace(",", "")) for line in lines[:3]]
+    assert ppls == sorted(ppls)
+
+
+def test_parquet_holds_the_rows_and_json_the_results(cells, tmp_path):
+    from pyarrow import parquet
+
+    write_parquet(cells, tmp_path / "compare.parquet")
+    assert parquet.read_table(tmp_path / "compare.parquet").to_pylist() == rows(cells)
+    written = json.loads(json.dumps(document(cells, True), allow_nan=False))
+    assert [cell["nll_sum"] for cell in written["cells"]] == [cell.result["nll_sum"] for cell in cells]
+    assert written["complete"] is True
+
+
+@pytest.mark.parametrize("some", [slice(0, 1), slice(6, 7), slice(0, 3), slice(None)])
+def test_both_pictures_are_drawn_for_any_part_of_the_cells(cells, tmp_path, some):
+    plot_running(cells[some], tmp_path / "running.png")
+    plot_budget(cells[some], tmp_path / "budget.png")
+    for name in ("running", "budget"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_titles_leave_room_for_the_panel_beside(cells, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    own, titles = Axes.set_title, []
+    monkeypatch.setattr(Axes, "set_title", lambda axes, text, **how: (titles.append(text), own(axes, text, **how))[1])
+    monkeypatch.setattr("streamh2o.report.comparison_plots._TITLE", 14)
+    plot_running(cells, tmp_path / "running.png")
+    assert "one…, cache 16" in titles
+    assert all(len(title) <= 14 for title in titles)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.08))
+def test_labels_keep_their_order_and_their_distance(heights, gap):
+    placed = _spread(sorted(heights), gap)
+    assert all(b - a >= gap - 1e-9 for a, b in pairwise(placed))
+    assert max(placed) <= 1
+
+
+def test_knobs_stand_after_colons():
+    (column,) = make_columns(["streamh2o:decay=0.5:positions=rolled:recent=20"], [32])
+    assert column.policy == make_policy("streamh2o", 32, recent=20, decay=0.5, positions="rolled")
+
+
+def test_sinks_are_for_policies_that_keep_sinks():
+    columns = make_columns(["h2o", "local", "h2o:sinks=1"], [32], sinks=2)
+    assert [column.policy.sinks for column in columns] == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule"),
+    [
+        ("h3o", "No policy is called"),
+        ("h2o:recent", "NAME:KNOB=VALUE"),
+        ("h2o:colour=3", "no knob 'colour'"),
+        ("h2o:cache=3", "cache is no knob"),
+        ("h2o:recent=30.0", "--recent is 30.0; it must be a whole number"),
+        ("h2o:sinks=few", "--sinks is 'few'; it must be a whole number"),
+        ("streamh2o:far=2.5", "--far is 2.5; it must be a whole number"),
+        ("h2o:decay=fast", "--decay is 'fast'; it must be a number"),
+        ("h2o:positions=3", "--positions is 3; it must be rolled or distance"),
+    ],
+)
+def test_a_wrong_policy_is_named(spec, rule):
+    with pytest.raises(UsageError, match=rule):
+        make_columns([spec], [32])
+
+
+def test_a_budget_that_the_model_cannot_hold_is_refused_before_anything_runs(loaded):
+    with pytest.raises(UsageError, match="--cache 600"):
+        check_columns(loaded, make_columns(["h2o"], [16, 600]), OPTIONS)
+
+
+def test_an_empty_text_is_an_error_that_names_it(loaded, tmp_path):
+    wanted = plan(loaded, [read(loaded, "", "nothing.txt")], make_columns(["h2o"], [16]))
+    with pytest.raises(UserError, match=r"nothing\.txt"):
+        list(compare(loaded, wanted, tmp_path, OPTIONS))
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_cell(loaded, texts, tmp_path):
+    (tmp_path / "file").write_text("")
+    started: list = []
+    cells = compare(
+        loaded,
+        plan(loaded, texts, make_columns(["h2o"], [16])),
+        tmp_path / "file",
+        OPTIONS,
+        begin=lambda *name: started.append(name),
+    )
+    with pytest.raises(UserError, match="choose another --out"):
+        list(cells)
+    assert not started
+
+
+def compare_arguments(folder, book, out, *more):
+    return [
+        *("compare", str(book), "--model", str(folder), "--dtype", "float32", "--threads", "1", "--chunk", "16"),
+        *("--cache", "16,32", "--policy", "h2o,streamingllm", "--out", str(out), *more),
+    ]
+
+
+def test_the_command_prints_a_table_and_leaves_its_files(folder, tmp_path, capsys):
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT * 3)
+    with pytest.raises(SystemExit) as exit_:
+        command(compare_arguments(folder, book, tmp_path / "out", "--quiet", "--against-full"))
+    assert exit_.value.code == 0
+    shown = capsys.readouterr()
+    assert "to StreamingLLM" in shown.out
+    assert shown.err == ""
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("cells", "compare.json", "compare.parquet", "running.png", "budget.png")
+    }
+    assert len(list((tmp_path / "out" / "cells").glob("*.json"))) == 5
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        (("--cache", "16;32"), "not a whole number"),
+        (("--policy", ","), "names nothing"),
+        (("--cache", "3"), "leaves no slot"),
+        (("--cache", "500"), "positions"),
+        (("--from", "100000"), "tokens only"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_one_sentence(folder, tmp_path, capsys, more, rule):
+    book = tmp_path / "book.txt"
+    book.write_text(TEXT)
+    with pytest.raises(SystemExit) as exit_:
+        command([*compare_arguments(folder, book, tmp_path / "out"), *more])
+    shown = capsys.readouterr()
+    assert exit_.value.code == 2
+    assert rule in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
+def test_ctrl_c_keeps_the_finished_cells_and_exits_with_130(folder, tmp_path):
+    book, out = tmp_path / "book.txt", tmp_path / "out"
+    book.write_text(TEXT * 80)
+    arguments = compare_arguments(folder, book, out)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamh2o.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    end = time.monotonic() + 300
+    while not list(out.glob("cells/*.json")) and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    shown, noise = process.communicate(timeout=300)
+    assert process.returncode == 130, noise.decode()
+    finished = list(out.glob("cells/*.json"))
+    assert 0 < len(finished) < 4
+    assert b"to StreamingLLM" in shown
+    written = json.loads((out / "compare.json").read_text())
+    assert written["complete"] is False
+    assert len(written["cells"]) == len(finished)
+    times = {path: path.stat().st_mtime_ns for path in finished}
+    with pytest.raises(SystemExit) as exit_:
+        command([*arguments, "--quiet"])
+    assert exit_.value.code == 0
+    assert len(json.loads((out / "compare.json").read_text())["cells"]) == 4
+    assert all(path.stat().st_mtime_ns == before for path, before in times.items())
