@@ -16,9 +16,9 @@ ABOVE = """\
 <!-- Made by `python -m tests.models_page` from streamh2o/cache/families.py and tests/families.py; do not edit. -->
 
 `streamh2o` runs the families below, by the `model_type` of their `config.json`, with `transformers` from {first} to
-below {end}. Each of them is tested (`tests/cache/test_families.py`, at both ends of that range) with tiny random models: read
-in chunks of several sizes they give the losses of plain `transformers` (float32, 1e-4) while nothing is evicted; under
-eviction they keep their budget, their sinks and their newest tokens; and a token never changes a loss before it.
+below {end}. Each of them is tested with tiny random models at both ends of that range (`tests/cache/test_families.py`).
+Read in chunks of several sizes, they give the losses of plain `transformers` (float32, 1e-4) while nothing is evicted.
+Under eviction they keep their budget, their sinks and their newest tokens. A token never changes a loss before it.
 
 Beside that, every model is tried on 32 tokens when it is loaded, in chunks and by `transformers` alone, and is not run
 where the two do not agree. `streamh2o doctor --model NAME` does the same with more tokens and tells the differences.

@@ -11,7 +11,7 @@ import pytest
 from streamh2o.errors import UsageError
 from tests.tiny_folder import TEXT, make_folder
 
-DATA = Path("data/harness")
+DATA = Path("benchmarks/harness")
 
 
 def test_the_facts_are_those_of_their_script_and_each_answer_stands_in_its_passage():

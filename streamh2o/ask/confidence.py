@@ -8,7 +8,7 @@ from streamh2o.ask.passages import Sentence
 from streamh2o.ask.read_passage import Reading
 
 FOUND = 0.5  # confidence from which a question counts as answered
-WEIGHTS = (12.44, -5.07, 0.46)  # of one and of `features`; data/fit_confidence.py fits them
+WEIGHTS = (12.44, -5.07, 0.46)  # of one and of `features`; benchmarks/fit_confidence.py fits them
 
 
 def features(reading: Reading, best: Sentence) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from streamh2o.ask.needle.facts import KINDS, make_facts
 
 @pytest.fixture
 def program(monkeypatch):
-    monkeypatch.syspath_prepend("data")
+    monkeypatch.syspath_prepend("benchmarks")
     return importlib.import_module("fit_confidence")
 
 

@@ -1,7 +1,7 @@
 """Fits the weights in `streamh2o/ask/confidence.py`, on texts that no accuracy is reported on.
 
-    python data/fit_confidence.py collect answers.jsonl jennie-gerhardt.txt moby-dick.txt --bytes 32000
-    python data/fit_confidence.py fit answers.jsonl
+    python benchmarks/fit_confidence.py collect answers.jsonl jennie-gerhardt.txt moby-dick.txt --bytes 32000
+    python benchmarks/fit_confidence.py fit answers.jsonl
 
 `collect` plants made-up facts in `--bytes` of each book from `--from` on, and asks, in one pass, about each of them,
 about as many that are not there, and about something else that is not said of what is there ("How tall is the Doverton

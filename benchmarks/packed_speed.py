@@ -1,4 +1,4 @@
-"""Packed weights against plain ones, in turn: python examples/packed_speed.py BOOK [auto|float32|bfloat16] [torch]
+"""Packed weights against plain ones, in turn: python benchmarks/packed_speed.py BOOK [auto|float32|bfloat16] [torch]
 
 Chunks of 256 tokens through a full cache of 512, and decode steps. Processor time of one thread, since other programs
 may be running; medians of interleaved rounds. Then the perplexity of the first 5,000 tokens of the book with both.

@@ -1,4 +1,4 @@
-"""Four texts side by side and one after another, in turn, for several chunks: python examples/batch_speed.py float32
+"""Four texts side by side and one after another, in turn, for several chunks: python benchmarks/batch_speed.py float32
 
 Processor time of one thread, since other programs may be running; medians of the rounds' ratios.
 """

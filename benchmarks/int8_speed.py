@@ -1,4 +1,4 @@
-"""A model's linear layers in bfloat16 and as torchao's int8, in turn: python examples/int8_speed.py [graph|layers]
+"""A model's linear layers in bfloat16 and as torchao's int8, in turn: python benchmarks/int8_speed.py [graph|layers]
 
 torchao is no dependency: pip install torchao. Processor time of one thread, least of the rounds, milliseconds for the
 linear layers of the first ten blocks. Through torch.compile, which torchao is made for: graph, all layers in one, or

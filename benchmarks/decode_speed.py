@@ -1,4 +1,6 @@
-"""A decode step with the cache that grows and with StreamCache, in turn: python examples/decode_speed.py float32 torch
+"""A decode step with the cache that grows and with StreamCache, in turn.
+
+    python benchmarks/decode_speed.py float32 torch
 
 Processor time of one thread, since other programs may be running; medians of interleaved rounds.
 """

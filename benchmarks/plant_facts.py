@@ -1,12 +1,13 @@
 """A test for `streamh2o answer`: plants made-up facts in a text, writes the questions, and marks the answers.
 
-    python data/plant_facts.py plant planted.txt book.txt more.txt --facts 10 --absent 5 --bytes 240000 --seed 1
+    python benchmarks/plant_facts.py plant planted.txt book.txt more.txt --facts 10 --absent 5 --bytes 240000 --seed 1
     streamh2o answer planted.txt --questions planted.questions --json answers.json
-    python data/plant_facts.py check planted.key.json answers.json
+    python benchmarks/plant_facts.py check planted.key.json answers.json
 
-`plant` joins the books, takes `--bytes` of them from `--from` on and puts the facts (see `streamh2o/ask/needle/facts.py`) at
-even depths; the last `--absent` questions ask for facts of the same kinds that are not there. An answer is right if it
-holds the key; its place is right if the first passage, or any of the three, overlaps the planted sentence.
+`plant` joins the books, takes `--bytes` of them from `--from` on, and puts the facts at even depths
+(`streamh2o/ask/needle/facts.py` makes them). The last `--absent` questions ask for facts of the same kinds that are not
+there. An answer is right if it holds the key. Its place is right if one of the passages shown overlaps the planted
+sentence; the first passage is counted apart.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes `facts.jsonl`: multiple choice about made-up facts, each question with the passage that answers it.
 
-    python data/harness/make_facts.py > data/harness/facts.jsonl
+    python benchmarks/harness/make_facts.py > benchmarks/harness/facts.jsonl
 
 Twelve sentences say what twelve people carry; the question asks for one of them, and the three wrong answers are what
 others in the same passage carry. So the answer cannot be guessed without the passage, and position tells nothing.

@@ -1,4 +1,4 @@
-"""Products with each kind of GGUF blocks against plain ones, in turn: python examples/kinds_speed.py [ROWS ...]
+"""Products with each kind of GGUF blocks against plain ones, in turn: python benchmarks/kinds_speed.py [ROWS ...]
 
 x [rows, 2048] times 12 random matrices [2048, 2048], one after another. Processor time of one thread a product, since
 other programs may be running; least of 15 rounds.

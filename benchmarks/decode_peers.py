@@ -1,6 +1,6 @@
 """Tokens a second written after 1,024 tokens of text, beside llama.cpp, where llama-cpp-python is installed.
 
-python examples/decode_peers.py [THREADS]
+python benchmarks/decode_peers.py [THREADS]
 """
 
 import sys

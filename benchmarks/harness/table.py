@@ -25,7 +25,7 @@ RUNS = {"full": "policy=full"} | {
 def run(arguments: str, folder: Path) -> None:
     """All of both tasks; what lm-eval prints goes to stderr."""
     command = [sys.executable, "-m", "streamh2o.harness", "--model", "streamh2o"]
-    command += ["--model_args", f"pretrained=smollm2-135m,{arguments}", "--include_path", "data/harness"]
+    command += ["--model_args", f"pretrained=smollm2-135m,{arguments}", "--include_path", "benchmarks/harness"]
     command += ["--tasks", f"{FACTS},{STORY}", "--output_path", str(folder), "--log_samples"]
     subprocess.run(command, stdout=sys.stderr, check=True)
 

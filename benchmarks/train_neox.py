@@ -1,6 +1,6 @@
 """Trains a small GPT-NeoX (multi-head attention, a quarter of each head rotated) on Shakespeare: a second family.
 
-    python data/train_neox.py data/shakespeare.txt models/neox --minutes 10
+    python benchmarks/train_neox.py data/shakespeare.txt models/neox --minutes 10
     tail -c 600000 data/shakespeare.txt > held_out.txt
     streamh2o compare held_out.txt --model models/neox --policy streamingllm,h2o,streamh2o --cache 64,128 --chunk 64
 
