@@ -268,16 +268,11 @@ class _Report:
             print(flush=True)
 
     def show(self, answers: list[Answer]) -> None:
-        import sys
-
-        from streamh2o.report.answers import plain, rich_answers
+        from streamh2o.report.answers import render_answers
+        from streamh2o.terminal import show
 
         names = [field.name for field in self._fields]
         if self._json:
             print(self.document(answers), end="", flush=True)
-        elif sys.stdout.isatty():
-            from rich.console import Console
-
-            Console().print(rich_answers(answers, names))
         else:
-            print(plain(answers, names), flush=True)
+            show(render_answers(answers, names))

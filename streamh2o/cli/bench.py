@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as codec
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.values import numbers
 from streamh2o.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 app = make_app()
 
@@ -66,6 +69,7 @@ def bench(
     from streamh2o.models.load import load_model, tell
     from streamh2o.runs.bench.stream_speed import bench as run
     from streamh2o.runs.outputs import check_outputs, write_whole
+    from streamh2o.terminal import show
 
     caches = numbers(cache, "--cache")
     batches, prompts, news = (numbers(v, o) for v, o in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new")))
@@ -101,11 +105,11 @@ def bench(
         return
     if json is not None:
         write_whole(json, (codec.dumps(result, indent=1) + "\n").encode())
-    print("\n\n".join(_generated(result) if generate else _streamed(result, min(caches))))
+    for table in _generated(result) if generate else _streamed(result, min(caches)):
+        show(table)
+        print()
     how = f"{result['threads']} threads, {result['kernel']} kernel, chunks of {chunk}"
-    print(
-        f"\n{model}, {'packed weights, ' if weights == 'packed' else ''}{result['dtype']} on {result['device']}, {how}"
-    )
+    print(f"{model}, {'packed weights, ' if weights == 'packed' else ''}{result['dtype']} on {result['device']}, {how}")
 
 
 def _peers(name: str, model: Any, ids: Any, chunk: int) -> Any:
@@ -123,23 +127,23 @@ def _bytes(text: str) -> int:
     return int(float(match.group(1)) * 1000 ** ("B", "KB", "MB", "GB", "TB").index((match.group(2) or "B").upper()))
 
 
-def _streamed(result: dict[str, Any], smallest: int) -> list[str]:
-    from streamh2o.report.tables import count, decimal, table
+def _streamed(result: dict[str, Any], smallest: int) -> list[RenderableType]:
+    from streamh2o.terminal import count, decimal, make_table
 
     runs = [(r["name"], count(round(r["tokens_per_second"])), decimal(r["of_limit"])) for r in result["runs"]]
     shares = [(s["name"], decimal(s["share"], 3)) for s in result["stages"]]
     gains = [(g["policy"], decimal(g["ratio"], 1)) for g in result["evict_token"]]
     return [
-        table(("", "tokens/s", "of limit"), runs),
-        table((f"stages of {result['stages_of']}", "x linear layers"), shares),
-        table((f"--evict token, cache {smallest}", "x --chunk 1"), gains),
+        make_table(("", "tokens/s", "of limit"), runs),
+        make_table((f"stages of {result['stages_of']}", "x linear layers"), shares),
+        make_table((f"--evict token, cache {smallest}", "x --chunk 1"), gains),
     ]
 
 
-def _generated(result: dict[str, Any]) -> list[str]:
-    from streamh2o.report.tables import count, decimal, size, table
+def _generated(result: dict[str, Any]) -> list[RenderableType]:
+    from streamh2o.terminal import count, decimal, make_table, size
 
-    tables = []
+    tables: list[RenderableType] = []
     for case in result["cases"]:
         title = f"prompt {count(case['prompt'])}, new {count(case['new'])}"
         if case["largest_batch"]:
@@ -156,5 +160,5 @@ def _generated(result: dict[str, Any]) -> list[str]:
             )
             for row in case["rows"]
         ]
-        tables.append(table((title, "batch", "cache", "tokens/s", "x", "x first", "x step"), rows))
+        tables.append(make_table((title, "batch", "cache", "tokens/s", "x", "x first", "x step"), rows))
     return [*tables, "x: times as fast as transformers, in all, until the first token, and for each further one"]

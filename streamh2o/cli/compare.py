@@ -174,11 +174,11 @@ def _too_long(text: ReadText, trained: int) -> str:
 
 def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None, first: int) -> None:
     """Tables to stdout, files to `out`."""
-    import sys
-
-    from streamh2o.report.comparison import document, plain, rich_tables, rows, write_json, write_parquet
+    from streamh2o.report.comparison import document, rows, write_json, write_parquet
     from streamh2o.report.comparison_plots import plot_budget, plot_running
+    from streamh2o.report.comparison_tables import render_comparison
     from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.terminal import show
     from streamh2o.terminal_safe import visible
 
     write_json(cells, complete, out / "compare.json", first)
@@ -191,10 +191,5 @@ def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None, fir
         return
     if json is not None:
         write_whole(json, lines.encode())
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(rich_tables(rows(cells, first)))
-    else:
-        print(plain(rows(cells, first)))
+    show(render_comparison(rows(cells, first)))
     print(f"\nPictures, JSON and Parquet: {visible(str(out))}", flush=True)

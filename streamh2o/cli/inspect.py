@@ -139,11 +139,10 @@ def _page_name(source: str) -> str:
 
 
 def _report(inspection: Inspection, out: Path, json: Path | None) -> None:
-    import sys
-
     from streamh2o.report.inspect_page import page
-    from streamh2o.report.inspect_summary import plain, rich_summary
+    from streamh2o.report.inspect_summary import render_inspection
     from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.terminal import show
 
     # Files first: whoever reads stdout may be gone.
     write_whole(out, page(inspection).encode())
@@ -153,9 +152,4 @@ def _report(inspection: Inspection, out: Path, json: Path | None) -> None:
             print(document, end="", flush=True)
             return
         write_whole(json, document.encode())
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(rich_summary(inspection, str(out)))
-    else:
-        print(plain(inspection, str(out)), end="", flush=True)
+    show(render_inspection(inspection, str(out)))

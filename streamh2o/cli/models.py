@@ -22,22 +22,11 @@ def list_them(context: typer.Context) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from streamh2o.models.find import list_models
+    from streamh2o.terminal import make_table, show, size
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", overflow="fold")
-    table.add_column("kind")
-    table.add_column("ready")
-    table.add_column("size", justify="right")
-    table.add_column("what", overflow="fold")
-    for model in list_models():
-        size = f"{model.size / 1e6:,.0f} MB" if model.size is not None else "-"
-        table.add_row(Text(model.name), model.kind, "yes" if model.ready else "no", size, Text(model.about))
-    Console().print(table)
+    rows = [(one.name, one.kind, "yes" if one.ready else "no", size(one.size), one.about) for one in list_models()]
+    show(make_table(("name", "kind", "ready", "size", "what"), rows, left=(0, 1, 2, 4)))
 
 
 @app.command()

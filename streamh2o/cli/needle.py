@@ -178,10 +178,10 @@ def needle(
 
 def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> None:
     """The table to stdout, files to `out`."""
-    import sys
-
-    from streamh2o.report.needles import document, plain, plot_heat_map, rich_table, write_json
+    from streamh2o.report.needle_heat_map import plot_heat_map
+    from streamh2o.report.needles import document, render_needles, write_json
     from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.terminal import show
     from streamh2o.terminal_safe import visible
 
     write_json(cells, complete, out / "needle.json")
@@ -192,10 +192,5 @@ def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> 
             print(lines, end="", flush=True)
             return
         write_whole(json, lines.encode())
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(rich_table(cells))
-    else:
-        print(plain(cells))
+    show(render_needles(cells))
     print(f"\nHeat map and JSON: {visible(str(out))}", flush=True)

@@ -31,7 +31,8 @@ def plot(
       streamh2o ppl book.txt --policy streamingllm --log sllm.jsonl
       streamh2o plot h2o.jsonl sllm.jsonl --plot both.png
     """
-    from streamh2o.report.plots import check_format, plot_curves, read_log
+    from streamh2o.report.perplexity_plot import check_format, plot_curves
+    from streamh2o.runs.curve import read_log
     from streamh2o.runs.outputs import check_outputs
     from streamh2o.terminal_safe import visible
 

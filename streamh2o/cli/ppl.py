@@ -15,7 +15,7 @@ from streamh2o.cli.manual import ManualCommand, make_app
 if TYPE_CHECKING:
     from streamh2o.policies import Policy
     from streamh2o.report.live import Display
-    from streamh2o.report.plots import Curve
+    from streamh2o.runs.curve import Curve
     from streamh2o.runs.options import RunOptions
     from streamh2o.runs.perplexity_run import PerplexityRun
     from streamh2o.runs.saving.keeper import Keeper
@@ -98,7 +98,7 @@ def ppl(
       streamh2o ppl wiki.test.raw --ppl-def llamacpp --context 512
     """
     from streamh2o.errors import UsageError
-    from streamh2o.report.plots import check_format
+    from streamh2o.report.perplexity_plot import check_format
     from streamh2o.runs.outputs import check_outputs
     from streamh2o.text.sources import open_inputs
 
@@ -206,7 +206,7 @@ def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
     from functools import partial
 
     from streamh2o.errors import UserError
-    from streamh2o.report.plots import Curve
+    from streamh2o.runs.curve import Curve
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.outputs import LogWriter, LossWriter
     from streamh2o.runs.perplexity_run import RunFailed, run_perplexity
@@ -288,9 +288,10 @@ def tell_end(display: Display, source: Source, result: dict[str, Any]) -> None:
 
 def report(plan: Plan, results: list[dict[str, Any]], curves: list[Curve]) -> None:
     """Write the files that are written last, and print the result."""
-    from streamh2o.report.plots import plot_curves
-    from streamh2o.report.tables import summary
+    from streamh2o.report.perplexity_plot import plot_curves
+    from streamh2o.report.perplexity_summary import render_perplexity
     from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.terminal import show
 
     json, plot = plan.outputs["--json"], plan.outputs["--plot"]
     # Files first: whoever reads stdout may be gone.
@@ -298,4 +299,7 @@ def report(plan: Plan, results: list[dict[str, Any]], curves: list[Curve]) -> No
         write_whole(json, json_lines(results).encode())
     if plot is not None and any(curve.tokens for curve in curves):
         plot_curves(curves, plot, window=plan.options.window)
-    print(json_lines(results) if str(json) == "-" else summary(results) + "\n", end="", flush=True)
+    if str(json) == "-":
+        print(json_lines(results), end="", flush=True)
+    else:
+        show(render_perplexity(results))

@@ -50,8 +50,8 @@ class InOrder:
 def run(plan: ppl.Plan, loaded: Any, size: int) -> int:
     """All inputs, `size` at a time, then the results in the order of the inputs; returns the exit code."""
     from streamh2o.errors import UserError
-    from streamh2o.report.plots import Curve
     from streamh2o.runs.batch_run import BatchRun
+    from streamh2o.runs.curve import Curve
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.outputs import LogWriter, LossWriter
 

@@ -111,10 +111,14 @@ def run(
 
 
 def _report(ask: Ask, results: list[dict[str, Any]]) -> None:
-    from streamh2o.report.defined import summary
+    from streamh2o.report.windowed_summary import render_windowed
     from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.terminal import show
 
     json = ask.outputs["--json"]
     if json is not None and str(json) != "-":
         write_whole(json, json_lines(results).encode())
-    print(json_lines(results) if str(json) == "-" else summary(results) + "\n", end="", flush=True)
+    if str(json) == "-":
+        print(json_lines(results), end="", flush=True)
+    else:
+        show(render_windowed(results))

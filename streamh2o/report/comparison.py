@@ -1,4 +1,4 @@
-"""A comparison as rows, tables, JSON and Parquet."""
+"""A comparison as rows, JSON and Parquet."""
 
 from __future__ import annotations
 
@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamh2o.report.tables import count, decimal, size, table
 from streamh2o.runs.outputs import write_whole
 from streamh2o.runs.perplexity import exp
-from streamh2o.terminal_safe import visible
+from streamh2o.terminal import count
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from streamh2o.runs.compare import Cell
 
 SCHEMA = 1
 MEAN = "geometric mean"
 REFERENCE = "streamingllm"  # what the others are measured against, at the same budget
 BLOCK, LEAST_BLOCKS = 500, 8  # losses of a block, and the fewest blocks, for a standard error
-_HEADERS = ("policy", "cache", "perplexity", "to StreamingLLM", "tokens/s", "keys+values")
 
 
 def rows(cells: Sequence[Cell], first: int = 0) -> list[dict[str, Any]]:
@@ -146,50 +142,6 @@ def _extent(row: dict[str, Any]) -> str:
 
 def _order(row: dict[str, Any]) -> tuple[float, float]:
     return (math.inf if row["cache"] is None else row["cache"], row["nll_mean"])
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["policy"],
-        "all" if row["cache"] is None else count(row["cache"]),
-        decimal(row["ppl"]),
-        "-" if row["change"] is None else _percent(row["change"], row["change_error"]),
-        decimal(row["tokens_per_second"], 0),
-        size(row["kv_bytes"]),
-    )
-
-
-def _percent(change: float, error: float | None) -> str:
-    return f"{change:+.2f} %" + (f" ± {error:.2f}" if error else "")
-
-
-def plain(flat: Sequence[dict[str, Any]]) -> str:
-    """The tables as aligned text, one under another."""
-    return "\n\n".join(
-        f"{visible(name)}\n{table(_HEADERS, [_cells(row) for row in group])}" for name, group in blocks(flat)
-    )
-
-
-def rich_tables(flat: Sequence[dict[str, Any]]) -> RenderableType:
-    """The same for a terminal, a rule between budgets, the lowest perplexity of each budget in bold."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = []
-    for name, group in blocks(flat):
-        grid = Table(title=Text(visible(name), style="bold"), title_justify="left", box=box.SIMPLE, pad_edge=False)
-        for number, header in enumerate(_HEADERS):
-            grid.add_column(header, justify="right" if number else "left", overflow="fold")
-        for above, row in zip([None, *group], group, strict=False):
-            first = above is None or above["cache"] != row["cache"]
-            if first and above is not None:
-                grid.add_section()
-            style = "bold" if first else "dim" if row["policy"] == REFERENCE else ""
-            grid.add_row(*(Text(visible(cell)) for cell in _cells(row)), style=style)
-        shown.append(grid)
-    return Group(*shown)
 
 
 def document(cells: Sequence[Cell], complete: bool, first: int = 0) -> dict[str, Any]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from io import BytesIO
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streamh2o.report.comparison import REFERENCE, blocks, rows
-from streamh2o.report.plots import COLOURS, DASHES
-from streamh2o.runs.outputs import write_whole
-from streamh2o.terminal_safe import visible
+from streamh2o.report.picture import COLOURS, DASHES, as_it_is, picture, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from streamh2o.runs.compare import Cell
     from streamh2o.text.replay import ReadText
@@ -41,14 +38,13 @@ def plot_running(cells: Sequence[Cell], path: Path) -> None:
     panels: list[Any] = list(caches) or [None]
     referenced = any(cell.column.label == REFERENCE for cell in cells)
     heights = [3.2, 2.2] if referenced else [3.2]
-    figure, grid = _panels(heights * len(texts), len(panels))
-    for number, text in enumerate(texts):
-        own = {cache: _curves(cells, text, cache) for cache in panels}
-        for row in range(len(heights)):
-            drawn = {cache: curves if row == 0 else _against(curves) for cache, curves in own.items()}
-            _draw_running(grid[number * len(heights) + row], text, drawn, styles, difference=row == 1)
-    _name_axes(grid, "tokens read", "")
-    _save(figure, path)
+    with _panels(path, heights * len(texts), len(panels)) as grid:
+        for number, text in enumerate(texts):
+            own = {cache: _curves(cells, text, cache) for cache in panels}
+            for row in range(len(heights)):
+                drawn = {cache: curves if row == 0 else _against(curves) for cache, curves in own.items()}
+                _draw_running(grid[number * len(heights) + row], text, drawn, styles, difference=row == 1)
+        _name_axes(grid, "tokens read", "")
 
 
 def _curves(cells: Sequence[Cell], text: ReadText, cache: int | None) -> dict[str, np.ndarray]:
@@ -88,11 +84,11 @@ def _draw_running(
             )
             labels.append((float(curve[-1]), f"{label} {end}".rstrip(), styles[label]["color"]))
         place = "" if cache is None else f", cache {cache:,}"
-        title = "" if difference else _short(text.source.name, _TITLE - len(place)) + place
+        title = "" if difference else short(text.source.name, _TITLE - len(place)) + place
         _dress(axes, title, limits, labels)
         axes.set_xlim(0, text.tokens)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.xaxis.set_major_locator(_ticks(4))
+        axes.locator_params(axis="x", nbins=4)
     line[0].set_ylabel("to StreamingLLM, %" if difference else "perplexity so far")
 
 
@@ -106,31 +102,36 @@ def plot_budget(cells: Sequence[Cell], path: Path, first: int = 0) -> None:
     styles = _styles(cell.column.label for cell in cells)
     caches = sorted({cell.column.cache for cell in cells if cell.column.cache is not None})
     across = min(3, len(shown))
-    figure, grid = _panels([4.2] * math.ceil(len(shown) / across), across)
-    every = [axes for line in grid for axes in line]
-    for axes in every[len(shown) :]:
-        axes.set_visible(False)
-    for (name, group), axes in zip(shown, every, strict=False):
-        limits = _limits([row["ppl"] for row in group], [row["ppl"] for row in group])
-        labels = []
-        for policy in dict.fromkeys(row["policy"] for row in group if row["cache"] is not None):
-            line = sorted((row["cache"], row["ppl"]) for row in group if row["policy"] == policy and row["cache"])
-            style = styles[policy]
-            xs, ys = zip(*line, strict=True)
-            axes.plot(xs, ys, marker=style["marker"], markersize=6, **_without(style, "marker"))
-            labels.append((ys[-1], f"{policy} {ys[-1]:.2f}", style["color"]))
-        for row in group:
-            if row["cache"] is None:
-                axes.axhline(row["ppl"], **_without(styles[row["policy"]], "marker"))
-                labels.append((row["ppl"], f"{row['policy']} {row['ppl']:.2f}", styles[row["policy"]]["color"]))
-        _dress(axes, _short(name), limits, labels)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(caches, [f"{cache:,}" for cache in caches])
-        axes.minorticks_off()
-        if caches:
-            axes.set_xlim(caches[0] / 1.12, caches[-1] * 1.04 if len(caches) > 1 else caches[-1] * 1.12)
-    _name_axes(grid, "cache, slots per layer and head", "perplexity")
-    _save(figure, path)
+    with _panels(path, [4.2] * math.ceil(len(shown) / across), across) as grid:
+        every = [axes for line in grid for axes in line]
+        for axes in every[len(shown) :]:
+            axes.set_visible(False)
+        for (name, group), axes in zip(shown, every, strict=False):
+            _draw_budgets(axes, name, group, styles, caches)
+        _name_axes(grid, "cache, slots per layer and head", "perplexity")
+
+
+def _draw_budgets(
+    axes: Axes, name: str, group: Sequence[dict[str, Any]], styles: dict[str, dict[str, Any]], caches: Sequence[int]
+) -> None:
+    limits = _limits([row["ppl"] for row in group], [row["ppl"] for row in group])
+    labels = []
+    for policy in dict.fromkeys(row["policy"] for row in group if row["cache"] is not None):
+        line = sorted((row["cache"], row["ppl"]) for row in group if row["policy"] == policy and row["cache"])
+        style = styles[policy]
+        xs, ys = zip(*line, strict=True)
+        axes.plot(xs, ys, marker=style["marker"], markersize=6, **_without(style, "marker"))
+        labels.append((ys[-1], f"{policy} {ys[-1]:.2f}", style["color"]))
+    for row in group:
+        if row["cache"] is None:
+            axes.axhline(row["ppl"], **_without(styles[row["policy"]], "marker"))
+            labels.append((row["ppl"], f"{row['policy']} {row['ppl']:.2f}", styles[row["policy"]]["color"]))
+    _dress(axes, short(name, _TITLE), limits, labels)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(caches, [f"{cache:,}" for cache in caches])
+    axes.minorticks_off()
+    if caches:
+        axes.set_xlim(caches[0] / 1.12, caches[-1] * 1.04 if len(caches) > 1 else caches[-1] * 1.12)
 
 
 def _places(text: ReadText, points: int) -> np.ndarray:
@@ -179,7 +180,7 @@ def _limits(values: Sequence[float], ends: Sequence[float]) -> tuple[float, floa
 
 def _dress(axes: Axes, title: str, limits: tuple[float, float], labels: Sequence[tuple[float, str, str]]) -> None:
     """Title, scale, grid, and beside each line's end its name and value, moved apart where they would overlap."""
-    axes.set_title(_plain(title), loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(as_it_is(title), loc="left", fontsize=11, fontweight="bold")
     axes.set_ylim(*limits)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -188,7 +189,7 @@ def _dress(axes: Axes, title: str, limits: tuple[float, float], labels: Sequence
     gap = _LINE * axes.figure.dpi / axes.bbox.height
     heights = _spread([min(1.0, height) for height, _, _ in placed], gap)
     for (height, text, colour), y in zip(placed, heights, strict=True):
-        note = f"{_plain(text)} ↑" if height > 1 else _plain(text)
+        note = f"{as_it_is(text)} ↑" if height > 1 else as_it_is(text)
         axes.annotate(
             note,
             xy=(1.0, min(1.0, height)),
@@ -222,28 +223,11 @@ def _spread(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-def _panels(heights: Sequence[float], across: int) -> tuple[Figure, Any]:
-    """A figure with rows of these heights, in inches, and so many columns."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot.subplots(
-        len(heights),
-        across,
-        figsize=(1.2 + 4.6 * across, 0.4 + sum(heights)),
-        dpi=130,
-        layout="constrained",
-        squeeze=False,
-        gridspec_kw={"height_ratios": list(heights)},
-    )
-
-
-def _ticks(most: int) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=most)
+@contextmanager
+def _panels(path: Path, heights: Sequence[float], across: int) -> Iterator[Any]:
+    """Axes in rows of these heights, in inches, and so many columns; drawn into `path` at the end."""
+    with picture(path, (1.2 + 4.6 * across, 0.4 + sum(heights)), dpi=130) as figure:
+        yield figure.subplots(len(heights), across, squeeze=False, gridspec_kw={"height_ratios": list(heights)})
 
 
 def _name_axes(grid: Any, below: str, left: str) -> None:
@@ -252,24 +236,3 @@ def _name_axes(grid: Any, below: str, left: str) -> None:
             line[0].set_ylabel(left)
     for axes in grid[-1]:
         axes.set_xlabel(below)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    from matplotlib import pyplot
-
-    picture = BytesIO()
-    try:
-        figure.savefig(picture, format="png")
-    finally:
-        pyplot.close(figure)
-    write_whole(path, picture.getvalue())
-
-
-def _short(label: str, most: int = _TITLE) -> str:
-    name = label.rsplit("/", 1)[-1] or label
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def _plain(text: str) -> str:
-    """`text` as it is: control characters shown, and no `$` taken for a formula."""
-    return visible(text).replace("$", r"\$")

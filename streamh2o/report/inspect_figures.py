@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamh2o.report.tables import count
 from streamh2o.runs.inspect.kept import Kept
+from streamh2o.terminal import count
 
 LEVELS = 10  # classes k1 to k10 of the page's style, faint to strong
 _WIDTH, _LEFT, _RIGHT = 1000, 52, 14  # units of the pictures

@@ -13,9 +13,9 @@ import numpy as np
 
 from streamh2o.report import inspect_figures as figures
 from streamh2o.report.inspect_text import context_line, token_line
-from streamh2o.report.tables import count, decimal
 from streamh2o.runs.inspect.excerpts import Excerpt, Unit
 from streamh2o.runs.inspect.inspection import InContext, Inspection
+from streamh2o.terminal import count, decimal
 from streamh2o.terminal_safe import visible
 
 

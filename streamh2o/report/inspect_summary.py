@@ -1,4 +1,4 @@
-"""What the cache kept, in a few lines for a terminal."""
+"""What the cache kept, in a few lines."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 
 from streamh2o.report.inspect_figures import percent
 from streamh2o.report.inspect_text import context_line, token_line
-from streamh2o.report.tables import count, decimal
 from streamh2o.runs.inspect.inspection import InContext, Inspection
-from streamh2o.terminal_safe import visible
+from streamh2o.terminal import count, decimal, make_facts, make_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 MOST = 10
 _ROOM = 30  # characters of context on either side
 
 
 def facts(inspection: Inspection) -> list[tuple[str, str]]:
-    """Names and values, safe to show."""
+    """Names and values."""
     kept, held, result = inspection.kept, inspection.held, inspection.result
     parts = f"{count(kept.sinks)} sinks + {count(kept.hitters)} hitters + {count(kept.recent)} recent"
     rows = [
         ("perplexity", f"{decimal(result['ppl'])} over {count(result['scored'])} tokens"),
-        ("cache", f"{visible(result['policy'])}, {count(result['cache'])} slots; now {parts}"),
+        ("cache", f"{result['policy']}, {count(result['cache'])} slots; now {parts}"),
     ]
     if kept.hitters == 0:
         return [*rows, ("hitters", "none")]
@@ -46,56 +46,29 @@ def facts(inspection: Inspection) -> list[tuple[str, str]]:
     return rows
 
 
-def line_parts(each: InContext) -> tuple[str, str, str]:
-    """A token with what stands beside it, on one line, safe to show."""
-    before, after = context_line(each.before), context_line(each.after)
-    return before[-_ROOM:].rjust(_ROOM), token_line(each.text), after[:_ROOM]
-
-
-def _head(inspection: Inspection, each: InContext) -> str:
-    kept, held = inspection.kept, inspection.held
-    age = kept.tokens - 1 - int(held.token[each.row])
-    return f"{count(int(held.pairs[each.row])):>7}{count(age):>11}  "
-
-
-def _title(inspection: Inspection) -> str:
-    return visible(inspection.name) + ("" if inspection.result["complete"] else " (incomplete)")
-
-
-def plain(inspection: Inspection, page: str | None) -> str:
-    """For pipes and files: facts, and the most held tokens between brackets in their context."""
-    lines = [_title(inspection)]
-    lines += [f"  {name:<14} {value}" for name, value in facts(inspection)]
-    if page is not None:
-        lines.append(f"  {'page':<14} {visible(page)}")
-    if inspection.most_held:
-        lines += ["", f"{'heads':>7}{'age':>11}  most held"]
-    for each in inspection.most_held[:MOST]:
-        before, text, after = line_parts(each)
-        lines.append(f"{_head(inspection, each)}{before}[{text}]{after}".rstrip())
-    return "\n".join(lines) + "\n"
-
-
-def rich_summary(inspection: Inspection, page: str | None) -> RenderableType:
-    """The same with the tokens lit."""
+def render_inspection(inspection: Inspection, page: str | None) -> RenderableType:
+    """Facts, and the tokens that most heads hold, each between brackets in its context. page: the page's file."""
     from rich.console import Group
     from rich.text import Text
 
-    rows: list[RenderableType] = [Text(_title(inspection), style="bold")]
-    named = facts(inspection) + ([("page", visible(page))] if page is not None else [])
-    rows += [Text.assemble((f"  {name:<14} ", "dim"), value) for name, value in named]
-    if inspection.most_held:
-        rows += [Text(""), Text(f"{'heads':>7}{'age':>11}  most held", style="dim")]
+    kept, held = inspection.kept, inspection.held
+    title = inspection.name + ("" if inspection.result["complete"] else " (incomplete)")
+    parts = [make_facts(title, facts(inspection) + ([("page", page)] if page is not None else []))]
+    if not inspection.most_held:
+        return parts[0]
+    table = make_table(("heads", "age", "most held"), left=(2,))
+    table.columns[2].no_wrap, table.columns[2].overflow = True, "ellipsis"
     for each in inspection.most_held[:MOST]:
-        before, text, after = line_parts(each)
-        rows.append(
-            Text.assemble(
-                _head(inspection, each),
-                (before, "dim"),
-                (text or " ", "reverse"),
-                (after, "dim"),
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-        )
-    return Group(*rows)
+        age = kept.tokens - 1 - int(held.token[each.row])
+        table.add_row(count(int(held.pairs[each.row])), count(age), _in_context(each))
+    return Group(*parts, Text(""), table)
+
+
+def _in_context(each: InContext) -> Text:
+    """A token with what stands beside it, on one line."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    before, after = context_line(each.before)[-_ROOM:], context_line(each.after)[:_ROOM]
+    space = " " * (_ROOM - cell_len(before))
+    return Text.assemble((space + before, "dim"), (f"[{token_line(each.text)}]", "reverse"), (after, "dim"))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from streamh2o.report.tables import count, decimal, duration, size
+from streamh2o.terminal import count, decimal, duration, size
 from streamh2o.terminal_safe import visible
 
 if TYPE_CHECKING:

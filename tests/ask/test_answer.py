@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from streamh2o.ask.answer import Answer, Evidence, answer_questions
 from streamh2o.ask.passages import merged
 from streamh2o.cli.main import run
-from streamh2o.report.answers import plain, rich_answers
+from streamh2o.report.answers import render_answers
 from streamh2o.runs.options import RunOptions
+from streamh2o.terminal import as_text
 from streamh2o.text.sources import Source, open_inputs
 from tests.tiny_folder import TEXT
 
@@ -186,8 +187,8 @@ def test_what_is_shown_cannot_drive_the_terminal():
     quote = "first\nit was \x1b[31m48213\u202e here"
     answers = [Answer("Who\x07?", "48213\x1b[2J", 0.75, True, (Evidence(0, 5, 3, quote, 1.0),))]
     console = Console(file=io.StringIO(), width=200)
-    console.print(rich_answers(answers))
-    for shown in (plain(answers), console.file.getvalue()):
+    console.print(render_answers(answers))
+    for shown in (as_text(render_answers(answers)), console.file.getvalue()):
         assert "\x1b" not in shown
         assert "\u202e" not in shown
         assert "\x07" not in shown

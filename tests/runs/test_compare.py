@@ -21,12 +21,14 @@ from streamh2o.cli.main import run as command
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
-from streamh2o.report.comparison import _standard_error, document, means, plain, rows, write_parquet
+from streamh2o.report.comparison import _standard_error, document, means, rows, write_parquet
 from streamh2o.report.comparison_plots import _spread, plot_budget, plot_running
+from streamh2o.report.comparison_tables import render_comparison
 from streamh2o.runs.compare import check_columns, compare, key_of, make_columns, plan
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions, open_reader
 from streamh2o.runs.perplexity_run import run_perplexity
+from streamh2o.terminal import as_text
 from streamh2o.text import Source, TokenReader
 from streamh2o.text.replay import ReadText, Replay
 from tests.tiny import dense_losses
@@ -218,7 +220,7 @@ def test_counting_from_a_token_on_leaves_the_losses_before_it_out(cells):
         assert row["ppl"] == pytest.approx(math.exp(losses.mean()))
         assert row["bits_per_byte"] is None, "the bytes of a part are not known"
         assert (before["first"], row["first"]) == (0, 40)
-    assert "tokens, from token 40 on" in plain(part)
+    assert "tokens, from token 40 on" in as_text(render_comparison(part))
     assert rows(cells, 1) == [{**row, "first": 1} for row in whole], "token 0 has no loss without a BOS"
 
 
@@ -241,7 +243,7 @@ def test_means_are_geometric_and_over_all_inputs(cells):
 
 
 def test_the_table_has_a_block_an_input_and_one_of_means_the_best_first(cells):
-    blocks = plain(rows(cells)).split("\n\n")
+    blocks = as_text(render_comparison(rows(cells))).split("\n\n")
     assert [block.splitlines()[0].split(",")[0] for block in blocks] == [
         "one.txt",
         "two.txt",

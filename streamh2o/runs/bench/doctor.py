@@ -104,7 +104,7 @@ def check_models() -> Iterator[Finding]:
 
 def _load(model: str, dtype: str, device: str, weights: str, loaded: list[Loaded]) -> Iterator[Finding]:
     from streamh2o.models.load import load_model
-    from streamh2o.report.tables import size
+    from streamh2o.terminal import size
 
     one = load_model(model, dtype=dtype, device=device, selftest=False, weights=weights)  # `check_losses` tells more
     loaded.append(one)
@@ -146,7 +146,7 @@ def _why_dtype(asked: str, number: str, device: torch.device) -> str:
 def check_memory(loaded: Loaded, cache: int = 1024, chunk: int = 256) -> Iterator[Finding]:
     """Whether the default cache fits beside the model."""
     from streamh2o.cache.memory_check import free_bytes, slot_bytes
-    from streamh2o.report.tables import size
+    from streamh2o.terminal import size
 
     layers, heads, each = slot_bytes(loaded.model)
     cache = min(cache, loaded.trained_positions - chunk)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamh2o.errors import UsageError, UserError
-from streamh2o.report.plots import Curve
+from streamh2o.runs.curve import Curve
 from streamh2o.runs.outputs import OutputFile
 from streamh2o.runs.saving.folder import CheckpointFolder
 

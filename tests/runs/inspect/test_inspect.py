@@ -16,9 +16,10 @@ from streamh2o.cli.inspect import _page_name
 from streamh2o.policies import make_policy
 from streamh2o.report.inspect_figures import level, log_ticks, percent, ticks
 from streamh2o.report.inspect_page import page, ranges
-from streamh2o.report.inspect_summary import plain, rich_summary
+from streamh2o.report.inspect_summary import render_inspection
 from streamh2o.runs.inspect.inspection import inspect_source
 from streamh2o.runs.options import RunOptions
+from streamh2o.terminal import as_text
 from streamh2o.text.sources import open_inputs
 from tests.call import call_streamh2o, one_sentence
 from tests.tiny_folder import TEXT, make_book, make_folder
@@ -127,7 +128,7 @@ def test_a_cache_without_hitters_or_evictions_makes_a_page_too(loaded, tmp_path,
     found = inspected(loaded, make_book(tmp_path), name, cache)
     assert said in Page(page(found)).text
     json.dumps(found.document(), allow_nan=False)
-    assert "book.txt" in plain(found, "x.html")
+    assert "book.txt" in as_text(render_inspection(found, "x.html"))
 
 
 def test_one_token_makes_a_page_too(loaded, tmp_path):
@@ -143,8 +144,8 @@ def test_what_is_told_on_a_terminal_cannot_drive_it(loaded, tmp_path):
     (tmp_path / "bad.txt").write_bytes((HOSTILE * 6).encode())
     found = inspected(loaded, tmp_path / "bad.txt", "h2o")
     console = Console(file=io.StringIO(), width=160)
-    console.print(rich_summary(found, "page\x1b[2J.html"))
-    for told in (plain(found, "page\x1b[2J.html"), console.file.getvalue()):
+    console.print(render_inspection(found, "page\x1b[2J.html"))
+    for told in (as_text(render_inspection(found, "page\x1b[2J.html")), console.file.getvalue()):
         assert not any(ord(character) < 32 and character != "\n" for character in told)
         assert "\u202e" not in told
         assert f"{len(found.held.token)} distinct tokens" in told

@@ -1,20 +1,24 @@
-"""Results of perplexity as other tools define it, as aligned text."""
+"""Results of perplexity over windows, as other tools define it, as a list of facts or a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from streamh2o.report.tables import count, decimal, duration, table
-from streamh2o.terminal_safe import visible
+from streamh2o.terminal import count, decimal, duration, make_facts, make_table, safe_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_HEADERS = ("input", "tokens", "divided by", "ppl", "ppl/word", "ppl/byte")
 
 
-def summary(results: Sequence[dict[str, Any]]) -> str:
+def render_windowed(results: Sequence[dict[str, Any]]) -> RenderableType:
     """Results of `DefinedRun` for people: a list of facts for one input, a row each for several."""
     return _facts(results[0]) if len(results) == 1 else _rows(results)
 
 
-def _facts(result: dict[str, Any]) -> str:
+def _facts(result: dict[str, Any]) -> RenderableType:
     facts = [("definition", _definition(result)), ("perplexity", f"{decimal(result['ppl'], 4)} per token")]
     if result["ppl_word"] is not None:
         facts.append(("", f"{decimal(result['ppl_word'], 4)} per word, {decimal(result['ppl_byte'], 4)} per byte"))
@@ -22,17 +26,17 @@ def _facts(result: dict[str, Any]) -> str:
     facts += [
         ("tokens", f"{count(result['tokens'])}, divided by {count(result['scored'])}"),
         ("speed", f"{decimal(result['tokens_per_second'], 0)} tokens/s, {duration(result['seconds'])}"),
-        ("model", f"{visible(result['model']['name'])}, {result['dtype']} on {result['device']}"),
+        ("model", f"{result['model']['name']}, {result['dtype']} on {result['device']}"),
     ]
-    lines = [visible(result["input"]["name"]) + ("" if result["complete"] else " (incomplete)")]
-    return "\n".join(lines + [f"  {name:<14} {value}" for name, value in facts])
+    return make_facts(_name(result), facts)
 
 
-def _rows(results: Sequence[dict[str, Any]]) -> str:
-    headers = ("input", "tokens", "divided by", "ppl", "ppl/word", "ppl/byte")
+def _rows(results: Sequence[dict[str, Any]]) -> RenderableType:
+    from rich.console import Group
+
     rows = [
         (
-            result["input"]["name"] + ("" if result["complete"] else " (incomplete)"),
+            _name(result),
             count(result["tokens"]),
             count(result["scored"]),
             decimal(result["ppl"], 4),
@@ -42,7 +46,12 @@ def _rows(results: Sequence[dict[str, Any]]) -> str:
         for result in results
     ]
     last = results[-1]
-    return table(headers, rows) + f"\n{_definition(last)}; {visible(last['model']['name'])}, {last['dtype']}"
+    below = f"{_definition(last)}; {last['model']['name']}, {last['dtype']}"
+    return Group(make_table(_HEADERS, rows), safe_text(below, "dim"))
+
+
+def _name(result: dict[str, Any]) -> str:
+    return result["input"]["name"] + ("" if result["complete"] else " (incomplete)")
 
 
 def _definition(result: dict[str, Any]) -> str:
