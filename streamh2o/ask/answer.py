@@ -91,8 +91,19 @@ class Standing:
         """Put the questions to what has come since they were put last."""
         end = self.run.bytes_read
         if end > self.looked:
+            self._require_positions()
             self.retriever.look(self.run.stream, Part(self.looked, end), text.read(self.looked, end))
         self.looked, self.unseen = end, 0
+
+    def _require_positions(self) -> None:
+        """Raise UserError where the model has learned one position for each token, and has none left for a question."""
+        stream, needed = self.run.stream, self.retriever.longest
+        if stream.learned_positions and stream.tokens + needed > stream.trained:
+            fitting = stream.trained - needed - (stream.tokens - self.run.tokens)
+            raise UserError(
+                f"This model has learned {stream.trained} positions, one for each token of a text, and the questions "
+                f"need {needed} of them; use --max-tokens {fitting}, or a model with rotary positions."
+            )
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors, counts = self.run.state()

@@ -113,6 +113,7 @@ class Retriever:
         self._groups = _groups([len(ids) for ids in self.ids], chunk - len(stem))
         # Nothing is asked after the last id of a question, so it need not be read.
         self._trees = [Tree(stem, [self.ids[q][:-1] for q in group], loaded.device) for group in self._groups]
+        self.longest = max(tree.longest for tree in self._trees)  # positions that a look needs after the text
         self._seen = [_Seen() for _ in questions]
 
     def look(self, stream: ChunkStream, part: Part, data: bytes) -> None:

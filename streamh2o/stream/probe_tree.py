@@ -39,6 +39,7 @@ class Tree(Branches):
                 seen[place] |= seen[parent]
                 depth[place] = depth[parent] + 1
         self.offsets = torch.tensor(depth, device=device)  # [n], positions after the text's last token
+        self.longest = max(depth, default=-1) + 1
         self.mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).to(device)  # [n, n], added to the logits
 
     def before(self, path: int) -> list[int]:

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,15 +14,18 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from streamh2o.ask.answer import Answer, Evidence, answer_questions
 from streamh2o.ask.passages import merged
-from streamh2o.cli.main import run
 from streamh2o.report.answers import render_answers
 from streamh2o.runs.options import RunOptions
 from streamh2o.terminal import as_text
 from streamh2o.text.sources import Source, open_inputs
+from tests.call import one_sentence
+from tests.families import random_model
 from tests.tiny_folder import TEXT
+from tests.toy_tokenizers import gpt2
 
 QUESTIONS = ["What jumps over the lazy dog?", "Who?", "How many times better is it, they say?"]
 FACT = "The pass code of the Marlow archive is 48213."
@@ -35,21 +39,6 @@ def book(tmp_path_factory):
     lines[17] += f"Élan vital, naïve café! {FACT}\r\n"
     path.write_bytes("".join(lines).encode())
     return path
-
-
-@pytest.fixture
-def streamh2o(capsys, monkeypatch):
-    before = signal.getsignal(signal.SIGTERM)
-
-    def call(*arguments, stdin: bytes | None = None):
-        if stdin is not None:
-            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as ended:
-            run([str(argument) for argument in arguments])
-        return ended.value.code, *capsys.readouterr()
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), max_size=10))
@@ -120,6 +109,24 @@ def test_what_cannot_work_is_said_in_one_sentence(streamh2o, folder, book, argum
     assert (got, out) == (code, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_model_with_learned_positions_answers_as_far_as_they_reach(streamh2o, book, tmp_path):
+    config = GPT2Config(vocab_size=500, n_embd=64, n_layer=2, n_head=4, n_positions=512, eos_token_id=None)
+    folder = tmp_path / "gpt2"
+    random_model(config).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=gpt2()).save_pretrained(folder)
+    line = ("answer", book, "-q", QUESTIONS[0], "--model", folder, "--dtype", "float32", "--device", "cpu", "--quiet")
+    line += ("--cache", 440, "--chunk", 64, "--threads", 1, "--json", "-")
+    code, out, err = streamh2o(*line, "--max-tokens", 400)
+    assert (code, err) == (0, "")
+    (only,) = json.loads(out)["answers"]
+    assert only["evidence"]
+    code, _, err = streamh2o(*line, "--max-tokens", 505)
+    assert code == 1
+    fitting = re.search(r"use --max-tokens (\d+)", one_sentence(err))
+    assert fitting is not None
+    assert streamh2o(*line, "--max-tokens", fitting[1])[0] == 0
 
 
 def test_a_question_whose_bytes_are_not_utf_8_is_asked_all_the_same(streamh2o, folder, book):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import GPT2Config
 
 from streamh2o.ask.retrieve import Part, Retriever, _groups, likelihoods
 from streamh2o.cache.positions import Branches
@@ -15,6 +16,7 @@ from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.stream.lm_head import Head
 from streamh2o.stream.probe_tree import Tree
 from tests import tiny
+from tests.families import random_model
 from tests.tiny_folder import TEXT, make_folder
 
 QUESTIONS = ["What jumps over the lazy dog?", "Who?", "How many times better is it, they say?"]
@@ -85,10 +87,15 @@ def test_what_is_remembered_does_not_grow_with_the_text(loaded):
     assert retriever.best(0, 1)[0][0].start == 123
 
 
+def gpt2():
+    """A model with learned positions."""
+    return random_model(GPT2Config(vocab_size=tiny.VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=512))
+
+
 @pytest.mark.parametrize("policy", ["streamingllm", "h2o"])
-@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+@pytest.mark.parametrize("family", [*sorted(tiny.FAMILIES), "gpt2"])
 def test_paths_of_a_tree_that_begin_alike_are_read_once_and_give_what_each_gives_alone(policy, family):
-    model = tiny.FAMILIES[family]()
+    model = {**tiny.FAMILIES, "gpt2": gpt2}[family]()
     stem, paths = [3, 4], [[5, 6, 7], [5, 6, 8, 9], [], [5], [6, 7]]
     with ChunkStream(model, make_policy(policy, cache=40), chunk=20) as stream:
         for start in range(0, 100, 20):
@@ -97,6 +104,7 @@ def test_paths_of_a_tree_that_begin_alike_are_read_once_and_give_what_each_gives
         together = stream.probe(torch.tensor([tree.ids]), tree)[0]
         alone = [stream.probe(torch.tensor([stem + path]), lambda *_: None)[0] for path in paths]
     assert tree.ids == [3, 4, 5, 6, 7, 8, 9, 6, 7]
+    assert tree.longest == 6
     for number, want in enumerate(alone):
         torch.testing.assert_close(together[tree.before(number)], want[1:], atol=1e-5, rtol=1e-4)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from streamh2o.ask.answer import Answer, answer_questions
+from streamh2o.ask.retrieve import Retriever
 from streamh2o.errors import UserError
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions
@@ -116,7 +117,7 @@ def test_ctrl_c_answers_from_what_was_read_and_resume_from_all_of_it(streamh2o, 
     line = asking(folder, book, tmp_path / "a.json")
     assert streamh2o(*line)[0] == 0
     whole = (tmp_path / "a.json").read_text()
-    look, left = __import__("streamh2o.ask.retrieve").retrieve.Retriever.look, iter(range(10))
+    look, left = Retriever.look, iter(range(10))
 
     def look_and_stop(self, *arguments):
         look(self, *arguments)
