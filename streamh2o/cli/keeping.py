@@ -82,7 +82,7 @@ def settle(
     dtype, device, threads, kernel = keeper.place(machine.dtype, machine.device, machine.threads, machine.kernel)
     processor.use(threads, kernel, device)
     place = choose_device(device)
-    number = str(choose_dtype(dtype, place)).removeprefix("torch.")
+    number = str(choose_dtype(dtype, place, machine.weights)).removeprefix("torch.")
     with quiet_transformers():
         folder = model_folder(machine.model, trust_remote_code=machine.trust_remote_code, tell=tell)
     where = {"dtype": number, "device": str(place), "threads": torch.get_num_threads(), "kernel": chosen()}

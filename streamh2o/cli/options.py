@@ -26,7 +26,7 @@ Dtype = Annotated[
     typer.Option(
         metavar="auto|float32|bfloat16|float16",
         rich_help_panel=_MODEL,
-        help="Number format; auto is bfloat16 where the machine is fast in it, else float32.",
+        help="Number format; auto is bfloat16 where the processor has fast instructions for it, else float32.",
     ),
 ]
 Weights = Annotated[

@@ -90,7 +90,7 @@ def load_model(
 ) -> Loaded:
     """Load the model called `name`: a named one (smollm2-135m), a Hugging Face folder, a `.gguf` file or a hub id.
 
-    dtype: auto (bfloat16 where the device is fast in it), float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N
+    dtype: auto (by processor and weights: `device.AUTO`), float32, bfloat16 or float16. device: auto, cpu, cuda, cuda:N
     or mps. Code that a model brings along runs only with `trust_remote_code`.
     selftest: try the model on 32 tokens before it is given out. device_map: spread the layers over all devices, as
     `accelerate` does it: auto, or what goes where. weights: plain, or packed, which keeps the matrices of a GGUF file
@@ -105,7 +105,7 @@ def load_model(
 
     check_transformers(transformers.__version__)
     place = choose_device(device)
-    number = choose_dtype(dtype, place)
+    number = choose_dtype(dtype, place, weights)
     path = None if weights == "plain" else _require_packable(name, weights, place, device_map is not None)
     spread = {} if device_map is None else {"device_map": _require_accelerate(device_map, device)}
     with quiet_transformers():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import time
 from pathlib import Path
@@ -12,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import MistralConfig
 
-from streamh2o.errors import UsageError, UserError
-from streamh2o.models import device as hardware
+from streamh2o.errors import UserError
 from streamh2o.models import load as models
 from streamh2o.models.load import load_model, load_tokenizer
 from tests import model_folders, tiny, toy_tokenizers
@@ -209,54 +207,3 @@ def test_a_transformers_outside_the_range_is_named():
 def test_the_package_declares_the_range_that_is_checked():
     first, end = models.TRANSFORMERS
     assert f'"transformers>={first},<{end}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("capability", "flags", "ratio", "chosen"),
-    [
-        ("AVX512", {"avx512_bf16"}, 2.0, torch.bfloat16),
-        ("AVX512", {"amx_bf16"}, 2.0, torch.bfloat16),
-        ("AVX512", {"avx512_bf16"}, 0.5, torch.float32),
-        ("AVX512", {"avx512f"}, 2.0, torch.float32),
-        ("AVX2", {"avx512_bf16"}, 2.0, torch.float32),
-        ("DEFAULT", set(), 2.0, torch.float32),
-    ],
-)
-def test_auto_takes_bfloat16_only_where_the_processor_has_it_and_is_fast(monkeypatch, capability, flags, ratio, chosen):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(hardware, "_bfloat16_ratio", lambda: ratio)
-    assert hardware.choose_dtype("auto", torch.device("cpu")) == chosen
-
-
-def test_the_trial_of_bfloat16_is_short_and_leaves_the_threads_alone():
-    before = torch.get_num_threads()
-    start = time.perf_counter()
-    assert hardware._bfloat16_ratio() > 0
-    assert time.perf_counter() - start < 5
-    assert torch.get_num_threads() == before
-
-
-def test_what_pytorch_tells_of_the_processor_agrees_with_linux():
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists() or "flags" not in cpuinfo.read_text():
-        pytest.skip("no x86 flags to compare with")
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE).group(1).split()
-    assert ("avx512_bf16" in hardware.cpu_flags()) == ("avx512_bf16" in flags)
-
-
-def test_an_unknown_dtype_or_device_is_bad_usage():
-    with pytest.raises(UsageError, match="--dtype 'int3' is unknown; use auto, float32, bfloat16, float16"):
-        hardware.choose_dtype("int3", torch.device("cpu"))
-    for name in ("tpu", "cpu:x", "", "meta"):
-        with pytest.raises(UsageError, match=r"--device .* is unknown"):
-            hardware.choose_device(name)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_one_sentence():
-    assert hardware.choose_device("auto") == torch.device("cpu")
-    for name in ("cuda", "cuda:7"):
-        with pytest.raises(UserError, match="sees 0 GPUs here; use --device cpu"):
-            hardware.choose_device(name)

@@ -110,7 +110,7 @@ def _load(model: str, dtype: str, device: str, weights: str, loaded: list[Loaded
     loaded.append(one)
     yield Finding("device", f"{one.device}, {_why_device(device, one.device)}")
     number = str(one.dtype).removeprefix("torch.")
-    yield Finding("dtype", f"{number}, {_why_dtype(dtype, number, one.device)}")
+    yield Finding("dtype", f"{number}, {_why_dtype(dtype, one)}")
     facts = one.info()
     about = f"{facts['parameters'] / 1e6:,.0f} M parameters, cache and chunk up to {one.trained_positions:,} tokens"
     yield Finding("model", f"{model}: {facts['architecture']}, {about}")
@@ -135,12 +135,10 @@ def _why_device(asked: str, device: torch.device) -> str:
     return "a GPU that PyTorch can use" if device.type == "cuda" else "for PyTorch finds no GPU here"
 
 
-def _why_dtype(asked: str, number: str, device: torch.device) -> str:
-    if asked != "auto":
-        return "as asked for"
-    if number == "bfloat16":
-        return "in which this device is fast" if device.type == "cuda" else "faster here than float32 in a short trial"
-    return "for bfloat16 is not fast here"
+def _why_dtype(asked: str, loaded: Loaded) -> str:
+    from streamh2o.models.device import auto_dtype
+
+    return "as asked for" if asked != "auto" else auto_dtype(loaded.device, loaded.weights).why
 
 
 def check_memory(loaded: Loaded, cache: int = 1024, chunk: int = 256) -> Iterator[Finding]:
