@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models.load import Loaded, load_model
-from streamh2o.runs.generate.generator import Sampling
+from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.runs.scoring import Scorer
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # what tasks call it; first wins

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +12,18 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
+    from streamh2o.cli.generate_io import TextOutput
     from streamh2o.models.load import Loaded
-    from streamh2o.runs.generate.chat import Talk
+    from streamh2o.runs.generate.chat import Chat
+    from streamh2o.runs.generate.generation import Generation
+    from streamh2o.runs.generate.sampling import Sampling
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.saving.keeper import Keeper
+    from streamh2o.stream.stream_cache import StreamCache
     from streamh2o.text import Source
 
 app = make_app()
+_INTERRUPTED = 130
 _SAMPLING = "Sampling"
 
 
@@ -142,6 +149,7 @@ def generate(
       streamh2o generate --chat --system "You are a patient teacher."
     """
     from streamh2o.errors import UsageError
+    from streamh2o.runs.generate.sampling import Sampling
     from streamh2o.runs.outputs import check_outputs
 
     source = _source(input, prompt, chat, system)
@@ -151,49 +159,157 @@ def generate(
         raise UsageError(
             "--checkpoint saves a text that is continued, and no chat; its --transcript keeps what was said."
         )
-    inputs = [model] if source is None else [source.name, model]
-    check_outputs({"--transcript": transcript, "--json": json}, inputs)
-
-    from contextlib import nullcontext
-    from dataclasses import asdict
-
-    from streamh2o.cli.keeping import Machine, open_keeper, settle
-    from streamh2o.runs.generate.generator import Sampling
-    from streamh2o.runs.generate.session import Session, report, run
-    from streamh2o.stream.stream_cache import StreamCache
-
     if chunk < 1:
         raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
     if greedy and (given := ctx.get_parameter_source("temperature")) and given.name == "COMMANDLINE":
         raise UsageError("--greedy takes the likeliest token, whatever --temperature says; leave one of them out.")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
+    inputs = [model] if source is None else [source.name, model]
+    check_outputs({"--transcript": transcript, "--json": json}, inputs)
     knobs: dict[str, Any] = {"recent": recent, "hitters": hitters, "far": far, "decay": decay, "positions": positions}
-    reading = {"bos": bos, "errors": errors}
-    slots_wanted = {"policy": policy, "cache": cache, "sinks": sinks, "chunk": chunk, **knobs}
-    length = {"max_new_tokens": max_new_tokens, "stop_at_end": stop_at_end, "prompt": prompt}
-    keeper = open_keeper(checkpoint, checkpoint_every, resume, _tell(quiet))
+    plan = _Plan(
+        source,
+        prompt,
+        system,
+        sampling,
+        {"policy": policy, "cache": cache, "sinks": sinks, "chunk": chunk, **knobs},
+        {"bos": bos, "errors": errors},
+        max_new_tokens,
+        stop_at_end,
+        transcript,
+        json,
+        quiet,
+    )
+
+    from contextlib import nullcontext
+
+    from streamh2o.cli.keeping import Machine, open_keeper, settle
+
+    keeper = open_keeper(checkpoint, checkpoint_every, resume, plan.note)
     with keeper or nullcontext():
-        options = {**slots_wanted, **asdict(sampling), **reading, **length}
         machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map, weights)
-        machine = settle(machine, keeper, [source] if source else [], options, {"--transcript": transcript})
+        machine = settle(machine, keeper, [source] if source else [], plan.described(), {"--transcript": transcript})
         if keeper is not None and keeper.finished:
-            _tell(quiet)(f"{checkpoint}: this text had come to its end.")
-            report({name: value for name, value in keeper.results[0].items() if name != "tokens"}, json)
+            plan.note(f"{checkpoint}: this text had come to its end.")
+            _write_json({name: value for name, value in keeper.results[0].items() if name != "tokens"}, json)
             return
-        loaded = machine.load()
-        talk = _talk(loaded, system, cache) if chat else None
-        if talk is not None:
-            sinks = max(sinks or 4, len(talk.pinned))
-        with StreamCache.for_model(loaded.model, cache, policy, sinks=sinks, chunk=chunk, **knobs) as slots:
-            session = Session(loaded, slots, sampling, max_new_tokens or None, talk is not None, stop_at_end)
-            raise typer.Exit(run(session, source, talk, reading, transcript, json, quiet, keeper))
+        raise typer.Exit(_run(plan, machine.load(), keeper))
 
 
-def _tell(quiet: bool) -> Callable[[str], None]:
-    """What notes are given to."""
-    import sys
+@dataclass(frozen=True)
+class _Plan:
+    """What was asked for, apart from the model. source: None for a chat."""
 
-    return lambda line: None if quiet else print(line, file=sys.stderr, flush=True)
+    source: Source | None
+    prompt: str | None
+    system: str | None
+    sampling: Sampling
+    slots: dict[str, Any]
+    reading: dict[str, Any]
+    max_new_tokens: int
+    stop_at_end: bool
+    transcript: Path | None
+    json: Path | None
+    quiet: bool
+
+    def described(self) -> dict[str, Any]:
+        """Every option that the text depends on."""
+        length = {"max_new_tokens": self.max_new_tokens, "stop_at_end": self.stop_at_end, "prompt": self.prompt}
+        return {**self.slots, **asdict(self.sampling), **self.reading, **length}
+
+    def note(self, line: str) -> None:
+        """A line for people, on stderr."""
+        import sys
+
+        if not self.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _run(plan: _Plan, loaded: Loaded, keeper: Keeper | None) -> int:
+    """Write the text or the answers; returns the exit code."""
+    from contextlib import ExitStack
+
+    from streamh2o.cli.generate_io import TextOutput
+    from streamh2o.runs.generate.transcript import Transcript
+    from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.stream.stream_cache import StreamCache
+
+    chat = _chat(plan, loaded) if plan.source is None else None
+    sinks = plan.slots["sinks"] if chat is None else max(plan.slots["sinks"] or 4, len(chat.pinned))
+    with ExitStack() as stack:
+        cache = stack.enter_context(StreamCache.for_model(loaded.model, **{**plan.slots, "sinks": sinks}))
+        interrupt = stack.enter_context(Interrupt())
+        transcript = None
+        if plan.transcript is not None:
+            mark = keeper.marks.get("--transcript") if keeper else None
+            transcript = stack.enter_context(Transcript(plan.transcript, mark))
+            if keeper is not None:
+                keeper.outputs.files["--transcript"] = transcript
+        output = TextOutput(transcript, shown=str(plan.json) != "-")
+        generation = _write(plan, loaded, cache, chat, output, interrupt, keeper)
+        result = generation.to_dict()
+        if keeper is not None and generation.complete:
+            tokens = generation.prompt_tokens + generation.new_tokens
+            keeper.done({"tokens": tokens, **result}, stopping=False, last=True)
+    _write_json(result, plan.json)
+    if generation.tokens_per_second is not None:
+        plan.note(
+            f"\n{generation.new_tokens:,} tokens, {generation.tokens_per_second:.1f} tokens/s, at most "
+            f"{generation.max_slots:,} slots, seed {generation.sampling['seed']}"
+        )
+    if keeper is not None and not generation.complete and (where := keeper.where()):
+        plan.note(where)
+    return 0 if generation.complete else _INTERRUPTED
+
+
+def _write(
+    plan: _Plan,
+    loaded: Loaded,
+    cache: StreamCache,
+    chat: Chat | None,
+    output: TextOutput,
+    interrupt: Interrupt,
+    keeper: Keeper | None,
+) -> Generation:
+    from streamh2o.cli.generate_io import turns
+    from streamh2o.runs.generate.chat import answer_turns
+    from streamh2o.runs.generate.continuation import continue_text
+    from streamh2o.runs.options import RunOptions
+
+    how: dict[str, Any] = {
+        "max_new_tokens": plan.max_new_tokens or None,
+        "on_text": output.write,
+        "interrupt": interrupt,
+    }
+    if chat is not None:
+        return answer_turns(loaded, cache, chat, output.with_turns(turns()), plan.sampling, **how)
+    assert plan.source is not None
+    if keeper is not None:
+        how |= {"saved": keeper.state, "keep": keeper.keep}
+    options = RunOptions(**plan.reading)
+    return continue_text(loaded, cache, plan.source, plan.sampling, options, stop_at_end=plan.stop_at_end, **how)
+
+
+def _chat(plan: _Plan, loaded: Loaded) -> Chat:
+    from streamh2o.errors import UsageError
+    from streamh2o.runs.generate.chat import Chat
+
+    chat, slots = Chat(loaded.tokenizer, plan.system), plan.slots["cache"]
+    if len(chat.pinned) > slots // 2:
+        raise UsageError(
+            f"--system has {len(chat.pinned)} tokens, which are never evicted, and --cache {slots} must have twice as "
+            "many slots; raise it or shorten the system prompt."
+        )
+    return chat
+
+
+def _write_json(result: dict[str, Any], json: Path | None) -> None:
+    from streamh2o.runs.outputs import json_lines, write_whole
+
+    if str(json) == "-":
+        print(json_lines([result]), end="", flush=True)
+    elif json is not None:
+        write_whole(json, json_lines([result]).encode())
 
 
 def _source(input: str | None, prompt: str | None, chat: bool, system: str | None) -> Source | None:
@@ -219,16 +335,3 @@ def _source(input: str | None, prompt: str | None, chat: bool, system: str | Non
     if len(sources) != 1:
         raise UsageError(f"{input}: {len(sources)} files match, and one text is continued; name one.")
     return sources[0]
-
-
-def _talk(loaded: Loaded, system: str | None, cache: int) -> Talk:
-    from streamh2o.errors import UsageError
-    from streamh2o.runs.generate.chat import Talk
-
-    talk = Talk(loaded.tokenizer, system)
-    if len(talk.pinned) > cache // 2:
-        raise UsageError(
-            f"--system has {len(talk.pinned)} tokens, which are never evicted, and --cache {cache} must have twice as "
-            "many slots; raise it or shorten the system prompt."
-        )
-    return talk

@@ -15,7 +15,9 @@ from streamh2o.cache.families import trained_positions
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models.load import Loaded
 from streamh2o.policies import POLICIES, Policy, make_policy
-from streamh2o.runs.generate.generator import Characters, Sampler, Sampling
+from streamh2o.runs.generate.characters import Characters
+from streamh2o.runs.generate.generator import Sampler
+from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.stream.chunk_stream import ChunkStream, Fed
 
 LEAST_BESIDE_SINKS = 2  # slots: one recent token and one hitter

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from streamh2o import StreamCache
-from streamh2o.runs.generate.generator import Generator, Sampling
+from streamh2o.runs.generate.generator import Generator
+from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.stream.chunk_stream import cache_argument
 from tests.tiny import dense_losses
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models.load import load_model
 from streamh2o.policies import POLICIES
-from streamh2o.runs.generate.generator import Sampling
+from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.runs.scoring import Budget, Scorer
 from tests import tiny
 from tests.reference import reference_losses

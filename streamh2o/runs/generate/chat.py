@@ -1,20 +1,31 @@
-"""A talk with a model: turns as ids, by the model's own chat template."""
+"""A chat: turns as ids, by the model's own chat template, and the answers to them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from streamh2o.errors import UserError
-from streamh2o.models.prompts import plain_ids
+from streamh2o.models.prompts import Prompter, plain_ids
+from streamh2o.runs.generate.continuation import Continuation, OnText, write
+from streamh2o.runs.generate.generation import Generation
+from streamh2o.runs.generate.generator import Generator
+from streamh2o.runs.interrupt import Interrupt, Stopped
+
+if TYPE_CHECKING:
+    from streamh2o.models.load import Loaded
+    from streamh2o.runs.generate.sampling import Sampling
+    from streamh2o.stream.stream_cache import StreamCache
 
 _HOLES = [f"\ufdd0hole{number}\ufdd0" for number in range(3)]  # noncharacters, which no template holds
 
 
-class Talk:
-    """The ids of each turn of a talk. What people say is plain text: names of special tokens in it are not special.
+class Chat:
+    """The ids of each turn of a chat. What people say is plain text: names of special tokens in it are not special.
 
     pinned: the ids of the beginning, up to where the user's first words stand, with the system prompt in them.
-    ends: ids that end an answer. Raises UserError where the model has no chat template, or one that can't be used.
+    Raises UserError where the model has no chat template, or one that can't be used.
     """
 
     def __init__(self, tokenizer: Any, system: str | None = None) -> None:
@@ -41,11 +52,11 @@ class Talk:
         self._turns = 0
 
     def _render(self, system: str | None) -> str:
-        talk = [{"role": "system", "content": _HOLES[2]}] if system is not None else []
-        talk += [{"role": role, "content": hole} for role, hole in (("user", _HOLES[0]), ("assistant", _HOLES[1]))]
-        talk += [{"role": "user", "content": _HOLES[0]}]
+        messages = [{"role": "system", "content": _HOLES[2]}] if system is not None else []
+        messages += [{"role": role, "content": hole} for role, hole in (("user", _HOLES[0]), ("assistant", _HOLES[1]))]
+        messages += [{"role": "user", "content": _HOLES[0]}]
         try:
-            text: str = self._tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program of its own
             reason = " ".join(str(error).split())
             raise UserError(f"The model's chat template can't be used ({reason}); leave --chat out.") from None
@@ -62,3 +73,39 @@ class Talk:
         before = self._between if self._turns else self.pinned
         self._turns += 1
         return before + plain_ids(self._tokenizer, words) + self._after
+
+
+def answer_turns(
+    loaded: Loaded,
+    cache: StreamCache,
+    chat: Chat,
+    turns: Iterable[str],
+    sampling: Sampling,
+    *,
+    max_new_tokens: int | None = 512,
+    on_text: OnText = lambda _: None,
+    interrupt: Interrupt | None = None,
+) -> Generation:
+    """Answer each of `turns`, which may be typed meanwhile, until there are no more or `interrupt` stops it.
+
+    max_new_tokens: of each answer; None for no end but the model's. on_text: called with each answer as it comes, and
+    with an empty line after it.
+    """
+    generator = Generator(loaded, cache, sampling, Prompter(loaded.tokenizer).ends())
+    words, stopped = iter(turns), "end"
+    try:
+        while True:
+            with interrupt.waiting() if interrupt else nullcontext():
+                said = next(words, None)
+            if said is None:
+                break
+            ids = chat.turn(said)
+            generator.read(ids)
+            ending = write(Continuation(generator, loaded.tokenizer, ids), max_new_tokens, on_text, interrupt)
+            on_text("\n\n")
+            if ending == "interrupted":
+                stopped = ending
+                break
+    except Stopped:
+        stopped = "interrupted"
+    return Generation.of(loaded, generator, stopped)

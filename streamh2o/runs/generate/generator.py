@@ -1,4 +1,4 @@
-"""Tokens without end: read ids, sample the next one, and give out characters as they are complete."""
+"""Tokens without end: read ids, choose the next one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,53 +19,20 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from streamh2o.errors import UsageError
 from streamh2o.models.load import Loaded
+from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.runs.saving.checks import require_count
 from streamh2o.stream.chunk_stream import cache_argument
 from streamh2o.stream.stream_cache import StreamCache
 
 _COLDEST = 1e-4  # temperature below which the likeliest token takes all, and logits could overflow
-_LONGEST_HELD = 16  # tokens: no character has more, so that what is still no text then is none
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen.
-
-    temperature: 0 takes the likeliest token, as `greedy` does. top_k: among so many likeliest tokens (0: all). top_p:
-    among the likeliest that together have this probability (1: all). min_p: among those with at least this share of the
-    likeliest's probability (0: all). repetition_penalty: divides the logits of the last `repeat_last` tokens (1: none).
-    seed: of the random numbers; None draws one.
-    """
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repetition_penalty: float = 1.1
-    repeat_last: int = 256
-    greedy: bool = False
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        for option, value, least, most in (
-            ("--temperature", self.temperature, 0, 100),
-            ("--top-k", self.top_k, 0, 2**31),
-            ("--top-p", self.top_p, 0, 1),
-            ("--min-p", self.min_p, 0, 1),
-            ("--repetition-penalty", self.repetition_penalty, 0.01, 100),
-            ("--repeat-last", self.repeat_last, 0, 2**20),
-            ("--seed", self.seed or 0, 0, 2**63 - 1),
-        ):
-            if not least <= value <= most:
-                raise UsageError(f"{option} is {value}; it must lie between {least} and {most}.")
 
 
 class Sampler:
-    """The processors of `transformers` for a `Sampling`, and its `random` numbers. seed: the one in use."""
+    """The processors of `transformers` for `sampling`, and its `random` numbers. seed: the one in use."""
 
     def __init__(self, sampling: Sampling, device: torch.device, suppressed: Collection[int] = ()) -> None:
+        self.sampling = sampling
         self._greedy = sampling.greedy or sampling.temperature < _COLDEST or sampling.top_k == 1
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self.random = torch.Generator(device).manual_seed(self.seed)
@@ -183,45 +149,3 @@ class Generator:
             self.seconds += time.perf_counter() - start
             yield token
             count = None if count is None else count - 1
-
-
-class Characters:
-    """Tokens to text: `feed` gives what has become complete, so that no character is ever cut in two."""
-
-    def __init__(self, tokenizer: Any, before: Sequence[int] = ()) -> None:
-        """before: the tokens that come before, of which the last few decide about a space."""
-        self._tokenizer = tokenizer
-        self._context = list(before)[-4:]
-        self._held: list[int] = []
-
-    def state(self) -> list[list[int]]:
-        return [self._context, self._held]
-
-    def load_state(self, state: list[list[int]]) -> None:
-        """Raises ValueError where `state` is not what `state` gave."""
-        if any(type(token) is not int or token < 0 for ids in state for token in ids):
-            raise ValueError
-        self._context, self._held = state
-
-    def feed(self, token: int) -> str:
-        self._held.append(token)
-        text = self._text()
-        if text.endswith("\ufffd") and len(self._held) < _LONGEST_HELD:
-            return ""
-        return self._release(text)
-
-    def flush(self) -> str:
-        """What is left, complete or not."""
-        return self._release(self._text()) if self._held else ""
-
-    def _text(self) -> str:
-        before = self._decode(self._context)
-        return self._decode(self._context + self._held)[len(before) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
-    def _release(self, text: str) -> str:
-        self._context, self._held = (self._context + self._held)[-4:], []
-        return text

@@ -1,6 +1,5 @@
 """`streamh2o generate`: text and talks without end, and the sampling of transformers."""
 
-import io
 import json
 import os
 import signal
@@ -16,8 +15,10 @@ from transformers import PreTrainedTokenizerFast
 from streamh2o import StreamCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models.load import load_model
-from streamh2o.runs.generate.chat import Talk
-from streamh2o.runs.generate.generator import Characters, Generator, Sampler, Sampling
+from streamh2o.runs.generate.characters import Characters
+from streamh2o.runs.generate.chat import Chat
+from streamh2o.runs.generate.generator import Generator, Sampler
+from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.stream.chunk_stream import cache_argument
 from tests.call import one_sentence
 from tests.tiny_folder import TEXT, make_folder
@@ -160,12 +161,12 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
 def test_turns_are_what_the_template_makes_of_the_whole_talk():
     tokenizer = chat_tokenizer()
     said, answers = ["Who jumps?", "The fox, over <|im_end|> dogs?", "Yes."], ["A fox.", "It does."]
-    talk = Talk(tokenizer, "Be brief.")
-    ids = talk.turn(said[0])
-    assert ids[: len(talk.pinned)] == talk.pinned
+    chat = Chat(tokenizer, "Be brief.")
+    ids = chat.turn(said[0])
+    assert ids[: len(chat.pinned)] == chat.pinned
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": said[0]}]
     for answer, words in zip(answers, said[1:], strict=True):
-        ids += tokenizer(answer).input_ids + talk.turn(words)
+        ids += tokenizer(answer).input_ids + chat.turn(words)
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": words}]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(ids) == rendered
@@ -175,12 +176,12 @@ def test_turns_are_what_the_template_makes_of_the_whole_talk():
 
 def test_a_system_prompt_stays_in_the_sinks_through_a_long_talk(loaded):
     tokenizer = chat_tokenizer()
-    talk = Talk(tokenizer, "Be brief and kind.")
-    sinks = len(talk.pinned)
+    chat = Chat(tokenizer, "Be brief and kind.")
+    sinks = len(chat.pinned)
     with StreamCache.for_model(loaded.model, sinks + 40, chunk=16, sinks=sinks) as cache:
         generator = Generator(loaded, cache, PLAIN)
         for _ in range(12):
-            generator.read(talk.turn("And the lazy dog?"))
+            generator.read(chat.turn("And the lazy dog?"))
             list(generator.tokens(9))
         (group,) = cache.groups
         assert group.evictions > 3
@@ -195,7 +196,7 @@ def test_a_model_without_a_template_cannot_chat(streamh2o, folder):
     with pytest.raises(UserError, match="leaves out"):
         broken = chat_tokenizer()
         broken.chat_template = "hello"
-        Talk(broken)
+        Chat(broken)
 
 
 def test_a_text_is_continued_and_reported(streamh2o, folder, tmp_path):
@@ -259,22 +260,6 @@ def test_what_cannot_work_is_said_in_one_sentence(streamh2o, folder, arguments, 
     got, out, err = run(streamh2o, folder, *arguments, "--quiet")
     assert (got, out) == (code, "")
     assert words in one_sentence(err)
-
-
-def test_control_sequences_reach_a_file_but_not_a_terminal(monkeypatch, tmp_path):
-    from streamh2o.runs.generate.session import Writer
-    from streamh2o.runs.generate.transcript import Transcript
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr("sys.stdout", screen)
-    with Transcript(tmp_path / "t.txt") as file:
-        Writer(file, shown=True).write("a\x1b[2Jb\tc\n")
-    assert screen.getvalue() == "a\\x1b[2Jb\tc\n"
-    assert (tmp_path / "t.txt").read_text() == "a\x1b[2Jb\tc\n"
 
 
 def test_ctrl_c_ends_an_endless_text_with_its_transcript(folder, tmp_path):

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from streamh2o.errors import UserError
-from streamh2o.runs.generate.generator import Characters, Generator, Sampling
-from streamh2o.runs.generate.session import Standing
+from streamh2o.runs.generate.continuation import Continuation
+from streamh2o.runs.generate.generator import Generator
+from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.stream.stream_cache import StreamCache
 from tests.call import one_sentence
 from tests.programs import ended, size, wait_for
@@ -26,23 +27,23 @@ def book(tmp_path_factory):
     return make_book(tmp_path_factory.mktemp("text"))
 
 
-def begun(loaded, policy: str) -> Standing:
+def begun(loaded, policy: str) -> Continuation:
     cache = StreamCache.for_model(loaded.model, cache=48, policy=policy, chunk=32, evict_every=8)
     generator = Generator(loaded, cache, Sampling(seed=5, repeat_last=30))
-    return Standing(generator, Characters(loaded.tokenizer))
+    return Continuation(generator, loaded.tokenizer)
 
 
 @pytest.mark.parametrize("policy", ["streamh2o", "h2o", "streamingllm", "topk", "local"])
 def test_from_every_token_the_same_tokens_follow(loaded, policy):
     ids = loaded.tokenizer(TEXT * 2, add_special_tokens=False).input_ids
-    standing, tokens, states = begun(loaded, policy), [], []
-    with standing.generator.cache:
-        standing.generator.read(ids)
-        for token in standing.generator.tokens(60):
+    continuation, tokens, states = begun(loaded, policy), [], []
+    with continuation.generator.cache:
+        continuation.generator.read(ids)
+        for token in continuation.generator.tokens(60):
             tokens.append(token)
-            tensors, counts = standing.state()
+            tensors, counts = continuation.state()
             states.append(({name: each.clone() for name, each in tensors.items()}, json.loads(json.dumps(counts))))
-        whole, evictions = standing.generator.cache.kv_bytes, standing.generator.cache.evictions
+        whole, evictions = continuation.generator.cache.kv_bytes, continuation.generator.cache.evictions
         assert evictions > 4
     for number in (0, 1, 7, 8, 20, 33, 58):
         again = begun(loaded, policy)
@@ -55,10 +56,10 @@ def test_from_every_token_the_same_tokens_follow(loaded, policy):
 def test_a_damaged_state_is_one_sentence(loaded):
     from streamh2o.runs.saving.checks import telling_damage
 
-    standing = begun(loaded, "streamh2o")
-    with standing.generator.cache:
-        standing.generator.read(loaded.tokenizer(TEXT * 2, add_special_tokens=False).input_ids)
-        tensors, counts = standing.state()
+    continuation = begun(loaded, "streamh2o")
+    with continuation.generator.cache:
+        continuation.generator.read(loaded.tokenizer(TEXT * 2, add_special_tokens=False).input_ids)
+        tensors, counts = continuation.state()
     wrong = [({**tensors, name: tensor.flatten()[:3]}, counts) for name, tensor in tensors.items() if tensor.dim() > 1]
     wrong += [(tensors, {**counts, name: value}) for name, value in itertools.product(counts, [None, "x", -1, [[-1]]])]
     wrong += [
