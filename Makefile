@@ -10,7 +10,7 @@ help:
 	@echo "make setup       .venv with everything, and the model"
 	@echo "make demo        20,000 tokens of Shakespeare with two policies: a table and a picture in demo/"
 	@echo "make test        the tests that take minutes; make acceptance: those that run the real model for long"
-	@echo "make lint        ruff and mypy"
+	@echo "make lint        ruff, mypy, and who may import whom"
 	@echo "make data        a long real text: $(TEXT)"
 	@echo "make bench       speed against the machine's limit"
 	@echo "make clean       removes what was made, except .venv"
@@ -46,6 +46,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 bench: setup
 	$(BIN)/streamh2o bench $(ARGS)

@@ -13,7 +13,7 @@ import torch
 
 from streamh2o import StreamCache, load_model
 from streamh2o.kernels import compiled as kernel
-from streamh2o.models.load import Loaded
+from streamh2o.models.loaded import Loaded
 from streamh2o.runs.bench.stream_speed import WarmStream
 from streamh2o.stream.chunk_stream import cache_argument
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from streamh2o.versions import __version__
+
 if TYPE_CHECKING:
     from streamh2o.models.load import load_model
     from streamh2o.policies import Policy, make_policy
     from streamh2o.stream.stream import Stream
     from streamh2o.stream.stream_cache import StreamCache
 
-__version__ = "0.1.0"
 __all__ = ["Policy", "Stream", "StreamCache", "__version__", "load_model", "make_policy"]
 
 _FROM = {

@@ -23,7 +23,8 @@ import torch
 from tqdm import tqdm
 
 from streamh2o.errors import UsageError, UserError
-from streamh2o.models.load import Loaded, load_model
+from streamh2o.models.load import load_model
+from streamh2o.models.loaded import Loaded
 from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.runs.scoring import Scorer
 

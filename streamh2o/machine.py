@@ -1,4 +1,4 @@
-"""What this process may use of the machine, and what it uses: memory and processor cores."""
+"""What this process may use of the machine, and what it uses: memory, processor cores and a folder for its cache."""
 
 from __future__ import annotations
 
@@ -128,3 +128,12 @@ def _quota() -> int:
         return max(1, round(int(limit) / int(period)))
     except (OSError, ValueError):
         return sys.maxsize
+
+
+def cache_home() -> Path:
+    """`STREAMH2O_CACHE`, else `streamh2o` in the user's cache folder."""
+    own = os.environ.get("STREAMH2O_CACHE")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "streamh2o"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from streamh2o import __version__
+__version__ = "0.2.0"  # pyproject.toml reads it here
 
 
 def versions() -> dict[str, str]:

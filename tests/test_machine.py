@@ -1,8 +1,9 @@
 import os
+from pathlib import Path
 
 import numpy as np
 
-from streamh2o.machine import peak_rss_bytes, physical_cores, rss_bytes
+from streamh2o.machine import cache_home, peak_rss_bytes, physical_cores, rss_bytes
 
 
 def test_memory_in_use_grows_with_what_is_held_and_the_peak_stays():
@@ -23,3 +24,14 @@ def test_only_the_cores_that_the_process_may_use_are_counted():
         assert physical_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_the_cache_lies_where_the_user_says(monkeypatch, tmp_path):
+    monkeypatch.delenv("STREAMH2O_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_home() == tmp_path / "streamh2o"
+    monkeypatch.setenv("STREAMH2O_CACHE", str(tmp_path / "own"))
+    assert cache_home() == tmp_path / "own"
+    monkeypatch.delenv("STREAMH2O_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the XDG specification
+    assert cache_home() == Path.home() / ".cache" / "streamh2o"

@@ -24,7 +24,7 @@ from streamh2o.text.rereadable import Rereadable
 from streamh2o.text.sentences import squeezed
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.text import Source
 
 SINKS = 4

@@ -15,7 +15,7 @@ from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
 from streamh2o.stream.lm_head import Head
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 
 def ask_stream(stream: ChunkStream, prompter: Prompter, question: str) -> str:

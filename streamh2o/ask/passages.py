@@ -13,7 +13,7 @@ from streamh2o.text.rereadable import Rereadable
 from streamh2o.text.sentences import sentences, squeezed, whole_characters
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 MARGIN = 600  # bytes before and after a part, so that a sentence across its border is whole
 LITERAL = 8  # sentences tried because rare words of the question stand in them

@@ -18,7 +18,7 @@ from streamh2o.stream.probe_tree import Tree
 from streamh2o.text.sentences import sentences
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 LONGEST_ANSWER = 40  # tokens
 TOGETHER = 4  # places where an answer may begin that are gone on with in one pass

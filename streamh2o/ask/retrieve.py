@@ -16,7 +16,7 @@ from streamh2o.stream.lm_head import Head
 from streamh2o.stream.probe_tree import Tree
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.stream.chunk_stream import ChunkStream
 
 KEPT = 64  # candidates remembered per question while the text passes

@@ -14,7 +14,7 @@ from streamh2o.cli.manual import ManualCommand, make_app
 if TYPE_CHECKING:
     from streamh2o.ask.answer import Answer, SoFar
     from streamh2o.ask.extract import Field
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.report.live import Display
     from streamh2o.runs.options import RunOptions
     from streamh2o.runs.saving.keeper import Keeper

@@ -13,7 +13,7 @@ from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
     from streamh2o.cli.generate_io import TextOutput
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.runs.generate.chat import Chat
     from streamh2o.runs.generate.generation import Generation
     from streamh2o.runs.generate.sampling import Sampling

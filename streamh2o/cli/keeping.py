@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.runs.saving.keeper import Keeper
     from streamh2o.text.sources import Source
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from streamh2o import __version__
 from streamh2o.errors import UsageError, UserError
+from streamh2o.versions import __version__
 
 # One row a command: the name of its file in this folder, and what `streamh2o --help` says of it. The file holds
 # `app`, a Typer app, and is imported only when its command is called.

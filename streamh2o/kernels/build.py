@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from streamh2o.errors import UserError
-from streamh2o.models.gguf.unpacked import cache_home
+from streamh2o.machine import cache_home
 
 SOURCES = sorted((Path(__file__).parent / "cpp").glob("*.cpp"))
 HEADERS = sorted((Path(__file__).parent / "cpp").glob("*.h"))

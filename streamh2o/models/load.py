@@ -9,74 +9,23 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamh2o.cache.families import SUPPORTED, kv_heads, require_known, require_supported, trained_positions
+from streamh2o.cache.families import require_known, require_supported, trained_positions
 from streamh2o.errors import UsageError, UserError
-from streamh2o.models.find import DEFAULT_MODEL, get_model, gguf_file, list_models, model_folder
+from streamh2o.models.find import DEFAULT_MODEL, gguf_file, model_folder
 from streamh2o.models.gguf.unpacked import readable_errors
+from streamh2o.models.loaded import Loaded
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-__all__ = [
-    "DEFAULT_MODEL",
-    "SUPPORTED",
-    "Loaded",
-    "get_model",
-    "list_models",
-    "load_model",
-    "load_tokenizer",
-    "trained_positions",
-]
+    from transformers import PreTrainedTokenizerBase
 
 WEIGHTS = ("plain", "packed")
 TRANSFORMERS = ("5.0", "6")  # from the first, below the second; pyproject.toml says the same
 _SAMPLES = 256  # blocks of a weight file that its fingerprint reads
 _BLOCK = 4096
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model ready to stream: `model` in evaluation mode on `device`, in `dtype`, with its tokenizer.
-
-    trained_positions: the largest cache plus chunk, in tokens. fingerprint: changes when configuration, weights or
-    tokenizer change, wherever the files lie and whenever they were written. weights: plain, or packed: the blocks of
-    a GGUF file.
-    """
-
-    name: str
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    dtype: torch.dtype
-    device: torch.device
-    trained_positions: int
-    fingerprint: str
-    weights: str = "plain"
-
-    def info(self) -> dict[str, Any]:
-        """What `--json` says about the model; plain numbers and strings."""
-        from streamh2o.kernels.gguf_linear import packed_parameters, weight_bytes
-
-        config: Any = self.model.config.get_text_config()
-        heads = config.num_attention_heads
-        return {
-            "name": self.name,
-            "architecture": self.model.config.model_type,
-            "parameters": self.model.num_parameters() + packed_parameters(self.model),
-            "layers": config.num_hidden_layers,
-            "heads": heads,
-            "kv_heads": kv_heads(config),
-            "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
-            "vocabulary": config.vocab_size,
-            "trained_positions": self.trained_positions,
-            "fingerprint": self.fingerprint,
-            "weights": self.weights,
-            "weight_bytes": weight_bytes(self.model),
-        }
 
 
 def load_model(

@@ -11,7 +11,7 @@ from streamh2o.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.policies import Policy
 
 TEXT = (

@@ -25,7 +25,7 @@ from streamh2o.stream.halving import naming_memory
 from streamh2o.text import Block, Source
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 
 class BatchRun:

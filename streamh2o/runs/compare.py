@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamh2o import __version__
 from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.runs.interrupt import Interrupt
@@ -22,9 +21,10 @@ from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.progress import Observer
 from streamh2o.terminal_safe import visible
 from streamh2o.text.replay import ReadText, Replay
+from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 
 @dataclass(frozen=True)

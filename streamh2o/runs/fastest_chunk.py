@@ -15,7 +15,7 @@ from streamh2o.runs.options import RunOptions, open_stream
 from streamh2o.stream.chunk_stream import ChunkStream
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 CHUNKS = (64, 128, 256, 512, 1024)
 _ROUNDS = 3

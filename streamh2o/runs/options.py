@@ -12,7 +12,7 @@ from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.text import Source, TokenReader
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 
 @dataclass(frozen=True)

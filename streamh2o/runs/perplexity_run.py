@@ -28,7 +28,7 @@ from streamh2o.text.replay import Replay
 from streamh2o.versions import versions
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 SCHEMA = 1
 _RATE_SECONDS = 10.0  # how far back `tokens_per_second` of a log line looks

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from streamh2o.cache.families import trained_positions
 from streamh2o.errors import UsageError, UserError
-from streamh2o.models.load import Loaded
+from streamh2o.models.loaded import Loaded
 from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.runs.generate.characters import Characters
 from streamh2o.runs.generate.generator import Sampler

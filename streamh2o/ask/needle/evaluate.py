@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamh2o import __version__
 from streamh2o.ask.answer import Answer, answer_questions
 from streamh2o.ask.ask_cache import ask_stream, ask_with_all
 from streamh2o.ask.needle.trials import Asked, Trial
@@ -24,9 +23,10 @@ from streamh2o.runs.options import RunOptions
 from streamh2o.runs.outputs import write_whole
 from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.progress import Observer
+from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 ROOM = 256  # positions for examples, question and answer beside the text
 

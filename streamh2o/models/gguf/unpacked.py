@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamh2o import __version__
 from streamh2o.cache.families import require_supported
 from streamh2o.errors import UserError
+from streamh2o.machine import cache_home
 from streamh2o.models.gguf.header import GgufHeader, read_header
 from streamh2o.models.gguf.tokenizer import byte_level_tokenizer
+from streamh2o.versions import __version__
 
 LAYOUT = 3  # raise when the same file would be unpacked or packed differently
 MARK = "streamh2o.json"  # written last: what the folder was made from, and the size of each of its files
@@ -38,15 +39,6 @@ class CachedGguf:
     folder: Path
     source: Path
     size: int
-
-
-def cache_home() -> Path:
-    """`STREAMH2O_CACHE`, else `streamh2o` in the user's cache folder."""
-    own = os.environ.get("STREAMH2O_CACHE")
-    if own:
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "streamh2o"
 
 
 def models_home() -> Path:

@@ -14,7 +14,7 @@ from streamh2o.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 _CHUNK, _SLOTS = 16, 24
 

@@ -14,7 +14,7 @@ from streamh2o.runs.generate.generator import Generator
 from streamh2o.runs.interrupt import Interrupt, Stopped
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.runs.generate.sampling import Sampling
     from streamh2o.stream.stream_cache import StreamCache
 

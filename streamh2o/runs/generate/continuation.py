@@ -19,7 +19,7 @@ from streamh2o.runs.saving.checks import require_count, require_reader, telling_
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.stream.stream_cache import StreamCache
     from streamh2o.text import Source
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from streamh2o.versions import versions
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.runs.generate.generator import Generator
 
 SCHEMA = 1

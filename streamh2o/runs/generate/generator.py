@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from streamh2o.models.load import Loaded
+from streamh2o.models.loaded import Loaded
 from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.runs.saving.checks import require_count
 from streamh2o.stream.chunk_stream import cache_argument

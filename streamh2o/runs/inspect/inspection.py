@@ -19,7 +19,7 @@ from streamh2o.runs.progress import Observer
 from streamh2o.text.rereadable import Rereadable
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
     from streamh2o.text import Source
 
 MOST_SHOWN = 20_000  # tokens of the text in a page

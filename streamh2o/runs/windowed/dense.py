@@ -23,7 +23,7 @@ from streamh2o.text import Source
 from streamh2o.versions import versions
 
 if TYPE_CHECKING:
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
 
 class DefinedRun:

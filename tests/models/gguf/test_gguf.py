@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamh2o.errors import UserError
+from streamh2o.models.find import list_models
 from streamh2o.models.gguf import unpacked as gguf_cache
 from streamh2o.models.gguf.header import read_header
 from streamh2o.models.gguf.tokenizer import byte_level_tokenizer
-from streamh2o.models.load import list_models, load_model, load_tokenizer
+from streamh2o.models.load import load_model, load_tokenizer
 from tests import model_folders, toy_tokenizers
 
 
@@ -121,17 +122,6 @@ def test_the_key_holds_size_date_and_our_version(made, tmp_path, empty_cache, mo
     monkeypatch.setattr(gguf_cache, "__version__", "99")
     keys.append(gguf_cache.cached_folder(path))
     assert len(set(keys)) == 4
-
-
-def test_the_cache_lies_where_the_user_says(monkeypatch, tmp_path):
-    monkeypatch.delenv("STREAMH2O_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert gguf_cache.models_home() == tmp_path / "streamh2o" / "models"
-    monkeypatch.setenv("STREAMH2O_CACHE", str(tmp_path / "own"))
-    assert gguf_cache.models_home() == tmp_path / "own" / "models"
-    monkeypatch.delenv("STREAMH2O_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says the XDG specification
-    assert gguf_cache.models_home() == Path.home() / ".cache" / "streamh2o" / "models"
 
 
 def test_a_cut_file_in_the_cache_is_made_again(made, empty_cache):
