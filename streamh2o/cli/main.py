@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from streamh2o.errors import UsageError, UserError
+from streamh2o.errors import UsageError, UserError, out_of_memory
 from streamh2o.versions import __version__
 
 # One row a command: the name of its file in this folder, and what `streamh2o --help` says of it. The file holds
@@ -156,11 +156,11 @@ def _call(arguments: list[str], debug: bool) -> int:
         return _reader_left()
     except UserError as error:
         return _fail(str(error), error.exit_code, debug)
-    except MemoryError:
-        return _fail("out of memory; use a smaller --cache, --chunk or model.", 1, debug)
     except Exception as error:
         if _Interrupted.seen:
             return _INTERRUPTED
+        if out_of_memory(error):
+            return _fail("out of memory; use a smaller --cache, --chunk or model.", 1, debug)
         # Errors in the command line itself; Typer's classes for them have moved between releases.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             path = getattr(getattr(error, "ctx", None), "command_path", "streamh2o")

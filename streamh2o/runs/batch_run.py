@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from streamh2o.errors import UserError
+from streamh2o.errors import UserError, naming_memory
 from streamh2o.policies import Policy
 from streamh2o.runs.interrupt import Interrupt, Stopped
 from streamh2o.runs.options import RunOptions, open_stream
@@ -21,7 +21,6 @@ from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.progress import Progress
 from streamh2o.stream.batched import feed_together
 from streamh2o.stream.chunk_stream import Fed
-from streamh2o.stream.halving import naming_memory
 from streamh2o.text import Block, Source
 
 if TYPE_CHECKING:

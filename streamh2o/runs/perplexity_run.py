@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from streamh2o.errors import UserError
+from streamh2o.errors import UserError, naming_memory
 from streamh2o.kernels import compiled as kernel
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.policies import Policy
@@ -22,7 +22,6 @@ from streamh2o.runs.perplexity import RunningPerplexity
 from streamh2o.runs.progress import Observer, Progress
 from streamh2o.runs.saving.checks import require_sound, telling_damage
 from streamh2o.stream.chunk_stream import Fed
-from streamh2o.stream.halving import naming_memory
 from streamh2o.text import Block, Source, TokenReader
 from streamh2o.text.replay import Replay
 from streamh2o.versions import versions

@@ -19,10 +19,10 @@ from streamh2o.cache.quantised_slots import quantise_slots, require_bits
 from streamh2o.cache.rotary import Rotary
 from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.cache.slots import LayerSlots
-from streamh2o.errors import UsageError, UserError
+from streamh2o.errors import UsageError, UserError, out_of_memory
 from streamh2o.policies import Policy
 from streamh2o.stream.attach import attach, detach
-from streamh2o.stream.halving import Before, out_of_memory
+from streamh2o.stream.halving import Before
 from streamh2o.stream.lm_head import Head
 from streamh2o.stream.token_eviction import attend_and_evict, require_token_eviction
 

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from streamh2o.cache.slot_cache import SlotCache
-from streamh2o.errors import UserError
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether it is what Python or torch (torch.OutOfMemoryError is a RuntimeError) raise where memory runs out."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
 
 
 class Before:
@@ -31,14 +22,3 @@ class Before:
             layer.scores[:, :, :used] = scores
             layer.newest = newest
         return True
-
-
-@contextmanager
-def naming_memory(what: str) -> Iterator[None]:
-    """Raise UserError, which begins with `what`, where the block runs out of memory."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise UserError(f"{what}; free some, or use a smaller --chunk, --cache or model.") from error
