@@ -53,7 +53,9 @@ def other_question(question: str) -> str:
 def collect(options: argparse.Namespace) -> None:
     import torch
 
-    from streamh2o.ask import answer as answering
+    from streamh2o.ask import second_look
+    from streamh2o.ask.answer import Answer
+    from streamh2o.ask.answer_run import answer_questions
     from streamh2o.ask.confidence import confidence, features
     from streamh2o.ask.needle.evaluate import holds
     from streamh2o.ask.needle.facts import make_facts
@@ -66,18 +68,18 @@ def collect(options: argparse.Namespace) -> None:
     loaded = load_model(options.model, dtype=options.dtype)
     seen: list[tuple[float, ...]] = []
     final: list[tuple[float, ...]] = []
-    second_look = answering._SecondLook.answer
+    look_again = second_look.SecondLook.answer
 
     def noted(reading: Reading, best: Sentence) -> float:
         seen.append(features(reading, best))
         return confidence(reading, best)
 
-    def answer(self: answering._SecondLook, number: int) -> answering.Answer:
-        given = second_look(self, number)
+    def answer(self: second_look.SecondLook, number: int) -> Answer:
+        given = look_again(self, number)
         final.append(seen[-1])  # a question's last reading is the one that its answer comes from
         return given
 
-    answering.confidence, answering._SecondLook.answer = noted, answer  # type: ignore[assignment,method-assign]
+    second_look.confidence, second_look.SecondLook.answer = noted, answer  # type: ignore[assignment,method-assign]
     out = Path(options.out)
     with out.open("w", encoding="utf-8") as lines:
         for number, book in enumerate(options.books):
@@ -90,7 +92,7 @@ def collect(options: argparse.Namespace) -> None:
             asked += [("absent", fact.question, "") for fact in absent]
             questions = [in_form(question, place) for place, (_, question, _) in enumerate(asked)]
             final.clear()
-            answers, _ = answering.answer_questions(loaded, open_inputs([path])[0], questions)
+            answers = answer_questions(loaded, open_inputs([path])[0], questions)
             for (kind, _, key), question, given, values in zip(asked, questions, answers, final, strict=True):
                 entry = {"book": number, "kind": kind, "question": question, "answer": given.answer}
                 lines.write(json.dumps({**entry, "right": bool(key) and holds(given.answer, key), "x": values}) + "\n")

@@ -12,7 +12,7 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 
 if TYPE_CHECKING:
-    from streamh2o.ask.answer import Answer, SoFar
+    from streamh2o.ask.answer import Answers
     from streamh2o.ask.extract import Field
     from streamh2o.models.loaded import Loaded
     from streamh2o.report.live import Display
@@ -156,13 +156,13 @@ def answer(
         machine = settle(machine, keeper, sources, plan.described(), {})
         if keeper is not None and keeper.finished:
             display.note(f"{checkpoint}: this run had come to its end; these are its answers.")
-            answers, complete = plan.answered(keeper), True
+            answers = plan.answered(keeper)
         else:
-            answers, complete = _run(plan, machine.load(), display, report, keeper)
+            answers = _run(plan, machine.load(), display, report, keeper)
     if json is not None and str(json) != "-":
         write_whole(json, report.document(answers).encode())
     report.show(answers)
-    raise typer.Exit(0 if complete else _INTERRUPTED)
+    raise typer.Exit(0 if answers.complete else _INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -179,25 +179,23 @@ class _Plan:
         """Every option that the answers depend on."""
         return {**asdict(self.options), "cache": self.cache, "pin": self.pin, "question": self.questions}
 
-    def answered(self, keeper: Keeper) -> list[Answer]:
+    def answered(self, keeper: Keeper) -> Answers:
         """The answers of a finished run."""
-        from streamh2o.ask.answer import Answer
+        from streamh2o.ask.answer import Answer, Answers
         from streamh2o.runs.saving.checks import telling_damage
 
         with telling_damage(self.source.name):
-            return [Answer.of(each) for each in keeper.results[0]["answers"]]
+            result = keeper.results[0]
+            return Answers(tuple(Answer.of(each) for each in result["answers"]), result["tokens"], True)
 
 
-def _run(
-    plan: _Plan, loaded: Loaded, display: Display, report: _Report, keeper: Keeper | None
-) -> tuple[list[Answer], bool]:
-    """The answers, and whether they are from all of the text."""
-    from streamh2o.ask.answer import answer_questions
+def _run(plan: _Plan, loaded: Loaded, display: Display, report: _Report, keeper: Keeper | None) -> Answers:
+    from streamh2o.ask.answer_run import answer_questions
     from streamh2o.runs.interrupt import Interrupt
 
     with Interrupt() as interrupt, display:
         display.begin(plan.source.name)
-        answers, complete = answer_questions(
+        answers = answer_questions(
             loaded,
             plan.source,
             plan.questions,
@@ -210,16 +208,15 @@ def _run(
             interrupt=interrupt,
             streamed=display.end,
             saved=keeper.state if keeper else None,
-            keep=keeper.keep if keeper else None,
+            keep=keeper.keep if keeper else lambda *_: None,
         )
-        if not complete:
+        if not answers.complete:
             display.note(f"{plan.source.name}: stopped before its end; the answers are from what was read.")
-        if keeper is not None and complete:
-            result = {"tokens": keeper.tokens, "answers": [asdict(each) for each in answers]}
-            keeper.done(result, stopping=False, last=True)
+        if keeper is not None and answers.complete:
+            keeper.done({"tokens": answers.tokens, **answers.to_dict()}, stopping=False, last=True)
         elif keeper is not None and (where := keeper.where()):
             display.note(where)
-    return answers, complete
+    return answers
 
 
 def _questions(given: list[str], file: Path | None) -> list[str]:
@@ -249,30 +246,29 @@ class _Report:
     def __init__(self, fields: list[Field], to_stdout: bool) -> None:
         self._fields, self._json = fields, to_stdout
 
-    def document(self, answers: list[Answer], token: int | None = None) -> str:
-        """One line of JSON. token: how far the text had been read, where that was not its end."""
+    def document(self, answers: Answers, so_far: bool = False) -> str:
+        """One line of JSON. so_far: the text has not ended yet, so it says after how many tokens."""
         import json
 
         from streamh2o.ask.extract import record
 
-        entries: dict[str, Any] = {} if token is None else {"token": token}
-        entries |= record(self._fields, answers) if self._fields else {"answers": [asdict(each) for each in answers]}
+        entries: dict[str, Any] = {"token": answers.tokens} if so_far else {}
+        entries |= record(self._fields, answers.answers) if self._fields else answers.to_dict()
         return json.dumps(entries, allow_nan=False) + "\n"
 
-    def so_far(self, so_far: SoFar) -> None:
+    def so_far(self, answers: Answers) -> None:
         if self._json:
-            print(self.document(so_far.answers, so_far.token), end="", flush=True)
+            print(self.document(answers, so_far=True), end="", flush=True)
         else:
-            print(f"After {so_far.token:,} tokens:")
-            self.show(so_far.answers)
+            print(f"After {answers.tokens:,} tokens:")
+            self.show(answers)
             print(flush=True)
 
-    def show(self, answers: list[Answer]) -> None:
+    def show(self, answers: Answers) -> None:
         from streamh2o.report.answers import render_answers
         from streamh2o.terminal import show
 
-        names = [field.name for field in self._fields]
         if self._json:
             print(self.document(answers), end="", flush=True)
         else:
-            show(render_answers(answers, names))
+            show(render_answers(answers.answers, [field.name for field in self._fields]))

@@ -12,7 +12,7 @@ from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.values import listed, numbers
 
 if TYPE_CHECKING:
-    from streamh2o.ask.needle.evaluate import Cell
+    from streamh2o.ask.needle.evaluate import NeedleCell
     from streamh2o.ask.needle.trials import Trial
 
 app = make_app()
@@ -153,7 +153,7 @@ def needle(
             for length in sorted({trial.length for trial in wanted if not method.fits(loaded, trial)}):
                 display.note(f"{method.label}: {length:,} tokens are more than the model can hold, so it is left out.")
         expected = sum(method.fits(loaded, trial) for trial in wanted for method in methods)
-        finished: list[Cell] = []
+        finished: list[NeedleCell] = []
         try:
             for cell in evaluate(
                 loaded,
@@ -176,7 +176,7 @@ def needle(
     raise typer.Exit(0 if complete else _INTERRUPTED)
 
 
-def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None) -> None:
+def _report(cells: list[NeedleCell], complete: bool, out: Path, json: Path | None) -> None:
     """The table to stdout, files to `out`."""
     from streamh2o.report.needle_heat_map import plot_heat_map
     from streamh2o.report.needles import document, render_needles, write_json

@@ -10,7 +10,7 @@ from streamh2o.report.picture import as_it_is, picture
 from streamh2o.terminal import count
 
 if TYPE_CHECKING:
-    from streamh2o.ask.needle.evaluate import Cell, Outcome
+    from streamh2o.ask.needle.evaluate import NeedleCell, Outcome
 
 
 def accuracy(outcomes: Iterable[Outcome]) -> dict[float, float]:
@@ -22,7 +22,7 @@ def accuracy(outcomes: Iterable[Outcome]) -> dict[float, float]:
     return {depth: sum(right) / len(right) for depth, right in sorted(at.items())}
 
 
-def plot_heat_map(cells: Sequence[Cell], path: Path) -> None:
+def plot_heat_map(cells: Sequence[NeedleCell], path: Path) -> None:
     """A panel a method: lengths from left to right, depths downwards, the share of right answers as colour."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     lengths = sorted({cell.length for cell in cells})

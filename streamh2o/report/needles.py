@@ -14,7 +14,7 @@ from streamh2o.terminal import count, duration, make_table, safe_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from streamh2o.ask.needle.evaluate import Cell
+    from streamh2o.ask.needle.evaluate import NeedleCell
 
 HEADERS = ("method", "length", "cache", "answered", "place", "not there", "time")
 
@@ -33,9 +33,9 @@ class Row:
     seconds: float
 
 
-def rows(cells: Sequence[Cell]) -> list[Row]:
+def rows(cells: Sequence[NeedleCell]) -> list[Row]:
     """One row for each method and length, in the order of the cells."""
-    groups: dict[tuple[str, int], list[Cell]] = {}
+    groups: dict[tuple[str, int], list[NeedleCell]] = {}
     for cell in cells:
         groups.setdefault((cell.method, cell.length), []).append(cell)
     result = []
@@ -81,7 +81,7 @@ def _texts(row: Row) -> tuple[str, ...]:
     )
 
 
-def render_needles(cells: Sequence[Cell]) -> RenderableType:
+def render_needles(cells: Sequence[NeedleCell]) -> RenderableType:
     """A row a method and length; the best share of each length is green."""
     lines = rows(cells)
     best: dict[int, float] = {}
@@ -95,13 +95,13 @@ def render_needles(cells: Sequence[Cell]) -> RenderableType:
     return table
 
 
-def document(cells: Sequence[Cell], complete: bool) -> dict[str, Any]:
+def document(cells: Sequence[NeedleCell], complete: bool) -> dict[str, Any]:
     """What `--json` prints: a summary for each method and length, and every cell with its outcomes."""
     from dataclasses import asdict
 
     summary = [asdict(row) for row in rows(cells)]
-    return {"schema": 1, "complete": complete, "summary": summary, "cells": [cell.json() for cell in cells]}
+    return {"schema": 1, "complete": complete, "summary": summary, "cells": [cell.to_dict() for cell in cells]}
 
 
-def write_json(cells: Sequence[Cell], complete: bool, path: Path) -> None:
+def write_json(cells: Sequence[NeedleCell], complete: bool, path: Path) -> None:
     write_whole(path, (json.dumps(document(cells, complete), indent=1, allow_nan=False) + "\n").encode())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamh2o.ask.answer import answer_questions
+from streamh2o.ask.answer_run import answer_questions
 from streamh2o.ask.needle.evaluate import holds
 from streamh2o.ask.needle.facts import make_facts, plant
 from streamh2o.runs.options import RunOptions
@@ -20,8 +20,8 @@ def answers(loaded, tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "planted.txt"
     path.write_bytes(planted.text)
     asked = [fact.question for fact in facts]
-    given, _ = answer_questions(loaded, open_inputs([path])[0], asked, options=RunOptions(chunk=256))
-    return facts, planted, given
+    given = answer_questions(loaded, open_inputs([path])[0], asked, options=RunOptions(chunk=256))
+    return facts, planted, given.answers
 
 
 def test_what_the_text_says_is_answered_from_where_it_says_it(answers):

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
-from streamh2o.ask.answer import Answer, Evidence, answer_questions
+from streamh2o.ask.answer import Answer, Evidence
+from streamh2o.ask.answer_run import answer_questions
 from streamh2o.ask.passages import merged
 from streamh2o.report.answers import render_answers
 from streamh2o.runs.options import RunOptions
@@ -51,9 +52,9 @@ def test_merged_spans_cover_the_same_bytes_apart_and_in_order(pairs):
 
 def test_evidence_is_what_stands_at_its_offsets(loaded, book):
     options = RunOptions(chunk=64)
-    answers, complete = answer_questions(loaded, open_inputs([book])[0], QUESTIONS, cache=448, options=options)
+    answers = answer_questions(loaded, open_inputs([book])[0], QUESTIONS, cache=448, options=options)
     data = book.read_bytes()
-    assert complete
+    assert answers.complete
     assert [each.question for each in answers] == QUESTIONS
     for each in answers:
         assert 0 <= each.confidence <= 1
@@ -78,10 +79,10 @@ def test_a_pipe_and_a_compressed_file_give_what_the_file_gives(loaded, book, tmp
 
 def test_reading_stops_at_max_tokens_and_evidence_lies_before(loaded, book):
     options = RunOptions(chunk=64, max_tokens=200)
-    answers, _ = answer_questions(loaded, open_inputs([book])[0], QUESTIONS[:1], cache=448, options=options)
+    answers = answer_questions(loaded, open_inputs([book])[0], QUESTIONS[:1], cache=448, options=options)
     text = book.read_bytes().decode()  # one byte a character there
     places = loaded.tokenizer(text, return_offsets_mapping=True).offset_mapping
-    assert max(each.end for each in answers[0].evidence) <= places[199][1] < len(text) / 2
+    assert max(each.end for each in answers.answers[0].evidence) <= places[199][1] < len(text) / 2
 
 
 def test_the_answers_as_json_have_the_promised_fields(streamh2o, folder, book):
@@ -147,19 +148,19 @@ def test_an_empty_text_is_said_to_be_empty(streamh2o, folder, tmp_path):
 
 def test_a_text_of_white_space_answers_nothing(loaded, tmp_path):
     (tmp_path / "blank.txt").write_bytes(b" \r\n" * 50)
-    answers, complete = answer_questions(
+    answers = answer_questions(
         loaded, open_inputs([tmp_path / "blank.txt"])[0], QUESTIONS[:1], cache=448, options=RunOptions(chunk=64)
     )
-    assert complete
-    assert answers == [Answer(QUESTIONS[0], "", 0.0, False, ())]
+    assert answers.complete
+    assert answers.answers == (Answer(QUESTIONS[0], "", 0.0, False, ()),)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_quote_but_counts_in_offsets(loaded, tmp_path):
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf" + FACT.encode())
-    answers, _ = answer_questions(
+    answers = answer_questions(
         loaded, open_inputs([tmp_path / "bom.txt"])[0], QUESTIONS[:1], cache=448, options=RunOptions(chunk=64)
     )
-    (passage,) = answers[0].evidence
+    (passage,) = answers.answers[0].evidence
     assert (passage.start, passage.end, passage.quote) == (3, 3 + len(FACT), FACT)
 
 

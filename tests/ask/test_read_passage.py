@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamh2o.ask.answer import Answer, answer_questions
+from streamh2o.ask.answer import Answer
+from streamh2o.ask.answer_run import answer_questions
 from streamh2o.ask.extract import Field, read_fields, record
 from streamh2o.ask.read_passage import Reader, copies, words
 from streamh2o.errors import UsageError, UserError
@@ -90,7 +91,7 @@ def test_answers_so_far_come_while_the_text_streams_and_the_last_ones_are_not_ch
         loaded, source, questions, cache=448, options=options, every=200, so_far=heard.append, observers=[]
     )
     assert got == want
-    assert [each.token // 200 for each in heard] == list(range(1, len(heard) + 1))
+    assert [each.tokens // 200 for each in heard] == list(range(1, len(heard) + 1))
     assert all([answer.question for answer in each.answers] == questions for each in heard)
     assert max(e.end for answer in heard[0].answers for e in answer.evidence) < path.stat().st_size / 2
 
@@ -99,10 +100,10 @@ def test_a_pinned_instruction_is_read_first_and_moves_no_offset(loaded, tmp_path
     path = tmp_path / "book.txt"
     path.write_text("".join(f"{number}. {TEXT}" for number in range(9)))
     options = RunOptions(chunk=64)
-    answers, _ = answer_questions(
+    answers = answer_questions(
         loaded, open_inputs([path])[0], ["What jumps?"], cache=500, options=options, pin="Be brief and be kind."
     )
-    for passage in answers[0].evidence:
+    for passage in answers.answers[0].evidence:
         assert path.read_bytes()[passage.start : passage.end].decode() == passage.quote
 
 

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamh2o.ask.answer import Answer, answer_questions
+from streamh2o.ask.answer import Answer
+from streamh2o.ask.answer_run import answer_questions
 from streamh2o.ask.ask_cache import ask_stream, ask_with_all
 from streamh2o.ask.needle.trials import Asked, Trial
 from streamh2o.ask.read_passage import LONGEST_ANSWER, words
@@ -50,11 +51,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one question.
+    """The answer to one question, and whether it is right.
 
-    right: the answer holds the key, or, where the text does not say it, the question counts as not found. placed: the
-    first passage shown, or any of them, is where the text says it. found, placed, placed_first: None where the method
-    does not tell.
+    right: the answer holds the key, or, where the text does not say it, the question counts as not found. placed,
+    placed_first: one of the passages shown, or the first, is where the text says it. found, placed, placed_first,
+    confidence: None for methods that give none.
     """
 
     kind: str
@@ -70,7 +71,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Cell:
+class NeedleCell:
     """One trial by one method."""
 
     trial: str
@@ -81,13 +82,13 @@ class Cell:
     seconds: float
     outcomes: tuple[Outcome, ...]
 
-    def json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings."""
         return asdict(self)
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> Cell:
-        """What `json` gave."""
+    def of(cls, data: dict[str, Any]) -> NeedleCell:
+        """What `to_dict` gave."""
         return cls(**{**data, "outcomes": tuple(Outcome(**each) for each in data["outcomes"])})
 
 
@@ -114,7 +115,7 @@ def evaluate(
     interrupt: Interrupt | None = None,
     observer: Observer = lambda _: None,
     begin: Callable[[str, int, int], None] = lambda *_: None,
-) -> Iterator[Cell]:
+) -> Iterator[NeedleCell]:
     """Every trial by every method that it fits, in order; a cell that `out` holds is not run again.
 
     Ends early if interrupted. begin: called before a cell runs, with its name, its number and how many there are.
@@ -134,10 +135,10 @@ def evaluate(
         cell = _load(path)
         if cell is None:
             begin(f"{trial.name}, {method.label}", number, len(wanted))
-            cell = _run(loaded, trial, method, options, interrupt, observer)
+            cell = _run_cell(loaded, trial, method, options, interrupt, observer)
             if cell is None:
                 return
-            write_whole(path, (json.dumps(cell.json(), indent=1) + "\n").encode())
+            write_whole(path, (json.dumps(cell.to_dict(), indent=1) + "\n").encode())
         yield cell
 
 
@@ -155,58 +156,76 @@ def _key(loaded: Loaded, trial: Trial, method: Method, options: RunOptions) -> s
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _load(path: Path) -> Cell | None:
+def _load(path: Path) -> NeedleCell | None:
     """The cell if it is there and whole."""
     try:
-        return Cell.of(json.loads(path.read_text("utf-8")))
+        return NeedleCell.of(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _run(
+def _run_cell(
     loaded: Loaded, trial: Trial, method: Method, options: RunOptions, interrupt: Interrupt | None, observer: Observer
-) -> Cell | None:
+) -> NeedleCell | None:
     """One cell; None where `interrupt` stopped it before its end."""
-    began, tokens = time.perf_counter(), 0
-
-    def count(progress: Any) -> None:
-        nonlocal tokens
-        tokens = progress.token
-        observer(progress)
-
-    if method.label == "answer":
-        answers, complete = answer_questions(
-            loaded,
-            trial.source,
-            [each.question for each in trial.asked],
-            cache=method.cache,
-            options=options,
-            observers=[count],
-            interrupt=interrupt,
-        )
-        outcomes = [_judged(asked, answer) for asked, answer in zip(trial.asked, answers, strict=False)]
-        if not complete or len(outcomes) < len(trial.asked):
-            return None
-    else:
-        prompter = Prompter(loaded.tokenizer)
-        there = [asked for asked in trial.asked if asked.start is not None]
-        if method.policy is None:
-            text = trial.text.decode()
-            said = [ask_with_all(loaded, prompter, text, asked.question) for asked in there]
-            tokens = len(prompter.text(text))
-        else:
-            with PerplexityRun(loaded, trial.source, method.policy, replace(options, score=False)) as run:
-                for progress in run.chunks(interrupt):
-                    count(progress)
-                if not run.complete:
-                    return None
-                said = [ask_stream(run.stream, prompter, asked.question) for asked in there]
-        outcomes = [
-            Outcome(asked.kind, asked.question, asked.key, asked.depth, answer, holds(answer, asked.key))
-            for asked, answer in zip(there, said, strict=True)
-        ]
+    began = time.perf_counter()
+    run = _answer_again if method.label == "answer" else _ask_prompt if method.policy is None else _ask_cache
+    outcome = run(loaded, trial, method, options, interrupt, observer)
+    if outcome is None:
+        return None
+    tokens, outcomes = outcome
     seconds = time.perf_counter() - began
-    return Cell(trial.name, trial.length, method.label, method.cache, tokens, seconds, tuple(outcomes))
+    return NeedleCell(trial.name, trial.length, method.label, method.cache, tokens, seconds, tuple(outcomes))
+
+
+Outcomes = tuple[int, list[Outcome]]  # the tokens that were read, and what came of each question
+
+
+def _answer_again(
+    loaded: Loaded, trial: Trial, method: Method, options: RunOptions, interrupt: Interrupt | None, observer: Observer
+) -> Outcomes | None:
+    """What `streamh2o answer` does."""
+    questions = [each.question for each in trial.asked]
+    answers = answer_questions(
+        loaded,
+        trial.source,
+        questions,
+        cache=method.cache,
+        options=options,
+        observers=[observer],
+        interrupt=interrupt,
+    )
+    if not answers.complete:
+        return None
+    return answers.tokens, [_judged(asked, answer) for asked, answer in zip(trial.asked, answers, strict=True)]
+
+
+def _ask_prompt(
+    loaded: Loaded, trial: Trial, method: Method, options: RunOptions, interrupt: Interrupt | None, observer: Observer
+) -> Outcomes:
+    """All of the text before each question."""
+    prompter, text = Prompter(loaded.tokenizer), trial.text.decode()
+    outcomes = [_said(asked, ask_with_all(loaded, prompter, text, asked.question)) for asked in trial.there]
+    return len(prompter.text(text)), outcomes
+
+
+def _ask_cache(
+    loaded: Loaded, trial: Trial, method: Method, options: RunOptions, interrupt: Interrupt | None, observer: Observer
+) -> Outcomes | None:
+    """The questions put to what the cache has kept of the text."""
+    assert method.policy is not None
+    prompter = Prompter(loaded.tokenizer)
+    with PerplexityRun(loaded, trial.source, method.policy, replace(options, score=False)) as run:
+        for progress in run.chunks(interrupt):
+            observer(progress)
+        if not run.complete:
+            return None
+        return run.tokens, [_said(asked, ask_stream(run.stream, prompter, asked.question)) for asked in trial.there]
+
+
+def _said(asked: Asked, answer: str) -> Outcome:
+    """An answer without confidence and evidence."""
+    return Outcome(asked.kind, asked.question, asked.key, asked.depth, answer, holds(answer, asked.key))
 
 
 def _judged(asked: Asked, answer: Answer) -> Outcome:

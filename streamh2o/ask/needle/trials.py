@@ -44,6 +44,11 @@ class Trial:
     asked: tuple[Asked, ...]
 
     @property
+    def there(self) -> list[Asked]:
+        """The questions that the text answers."""
+        return [asked for asked in self.asked if asked.start is not None]
+
+    @property
     def source(self) -> Source:
         """The text as an input that can be read again."""
         return Source(self.name, len(self.text), lambda: cast(BinaryIO, BytesIO(self.text)))

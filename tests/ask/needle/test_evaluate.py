@@ -25,7 +25,7 @@ def test_a_finished_cell_is_not_run_again_and_gives_the_same_table(streamh2o, fo
     arguments += ("--cache", 448, "--out", tmp_path / "out", "--json", tmp_path / "all.json")
     code, first, err = streamh2o("needle", *arguments)
     assert (code, err) == (0, "")
-    monkeypatch.setattr(needle, "_run", None)
+    monkeypatch.setattr(needle, "_run_cell", None)
     assert streamh2o("needle", *arguments) == (0, first, "")
     document = json.loads((tmp_path / "all.json").read_text())
     (row,), (cell,) = document["summary"], document["cells"]

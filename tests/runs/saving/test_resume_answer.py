@@ -9,7 +9,8 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from streamh2o.ask.answer import Answer, answer_questions
+from streamh2o.ask.answer import Answer
+from streamh2o.ask.answer_run import answer_questions
 from streamh2o.ask.retrieve import Retriever
 from streamh2o.errors import UserError
 from streamh2o.runs.interrupt import Interrupt
@@ -34,8 +35,8 @@ def book(tmp_path_factory):
 def test_every_checkpoint_leads_to_the_same_answers(loaded, book, pin):
     states: list = []
 
-    def keep(standing, stopping):
-        tensors, counts = standing.state()
+    def keep(answering, stopping):
+        tensors, counts = answering.state()
         states.append(({name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(counts))))
 
     def answers(**more):
@@ -57,7 +58,7 @@ def test_a_damaged_state_is_one_sentence(loaded, book):
     states: list = []
     how = {"cache": 460, "options": RunOptions(chunk=48, max_tokens=200)}
     answer_questions(
-        loaded, open_inputs([book])[0], QUESTIONS, **how, keep=lambda standing, _: states.append(standing.state())
+        loaded, open_inputs([book])[0], QUESTIONS, **how, keep=lambda answering, _: states.append(answering.state())
     )
     tensors, counts = states[1]
     wrong = [
@@ -86,7 +87,7 @@ def test_stdin_is_piped_in_again_checked_and_quoted_from(streamh2o, folder, book
     whole = (tmp_path / "a.json").read_text()
     saving = (*line, "--checkpoint", tmp_path / "saved", "--checkpoint-every", 300)
     with monkeypatch.context() as patch:  # killed while it answers: the whole text has been read
-        patch.setattr("streamh2o.ask.answer._SecondLook.answer", lambda *_: exec("raise RuntimeError('killed')"))
+        patch.setattr("streamh2o.ask.second_look.SecondLook.answer", lambda *_: exec("raise RuntimeError('killed')"))
         assert streamh2o(*saving, stdin=text)[0] == 1
     code, _, err = streamh2o(*saving, "--resume", stdin=b"X" + text[1:])
     assert code == 1
@@ -163,9 +164,9 @@ def test_killed_ten_times_the_answers_are_the_same(start, folder, tmp_path):
 
 
 def test_an_interrupt_between_two_answers_saves_the_first(loaded, book, monkeypatch):
-    from streamh2o.ask import answer
+    from streamh2o.ask.second_look import SecondLook
 
-    second_look, states = answer._SecondLook.answer, []
+    second_look, states = SecondLook.answer, []
     how = {"cache": 460, "options": RunOptions(chunk=48, max_tokens=300)}
     whole = answer_questions(loaded, open_inputs([book])[0], QUESTIONS, **how)
     with Interrupt() as interrupt:
@@ -174,12 +175,10 @@ def test_an_interrupt_between_two_answers_saves_the_first(loaded, book, monkeypa
             interrupt.requested = True
             return second_look(self, number)
 
-        monkeypatch.setattr(answer._SecondLook, "answer", answer_and_stop)
-        keep = lambda standing, stopping: states.append(standing.state()) if stopping else None  # noqa: E731
-        given, complete = answer_questions(
-            loaded, open_inputs([book])[0], QUESTIONS, **how, interrupt=interrupt, keep=keep
-        )
-    assert (given, complete) == (whole[0][:1], False)
-    monkeypatch.setattr(answer._SecondLook, "answer", second_look)
+        monkeypatch.setattr(SecondLook, "answer", answer_and_stop)
+        keep = lambda answering, stopping: states.append(answering.state()) if stopping else None  # noqa: E731
+        given = answer_questions(loaded, open_inputs([book])[0], QUESTIONS, **how, interrupt=interrupt, keep=keep)
+    assert (given.answers, given.complete) == (whole.answers[:1], False)
+    monkeypatch.setattr(SecondLook, "answer", second_look)
     assert len(states[-1][1]["answers"]) == 1
     assert answer_questions(loaded, open_inputs([book])[0], QUESTIONS, **how, saved=states[-1]) == whole
