@@ -1,10 +1,12 @@
-"""Errors a user can cause: one sentence each, shown without a traceback."""
+"""Errors a user can cause: one sentence each, shown without a traceback. And the exit codes of the command line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+DONE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130  # exit codes of the command line
 
 # What torch's allocator for the CPU says, as a plain RuntimeError: it has no type of its own. The second is Windows'.
 _CPU_ALLOCATOR = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
@@ -13,13 +15,13 @@ _CPU_ALLOCATOR = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAlloc
 class UserError(Exception):
     """Something outside the program is wrong (input, model, machine); the command exits with code 1."""
 
-    exit_code = 1
+    exit_code = FAILED
 
 
 class UsageError(UserError):
     """The options given cannot work together; the command exits with code 2."""
 
-    exit_code = 2
+    exit_code = BAD_USAGE
 
 
 def out_of_memory(error: BaseException) -> bool:

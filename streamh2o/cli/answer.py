@@ -10,6 +10,9 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import CheckpointOptions, ModelOptions, check_checkpoint
+from streamh2o.cli.option_groups import Without, expand_groups
+from streamh2o.errors import DONE, INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from streamh2o.ask.answer import Answers
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
     from streamh2o.text.sources import Source
 
 app = make_app()
-_INTERRUPTED = 130
 _MOST_QUESTIONS = 1000
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def answer(
     input: Annotated[
         str,
@@ -35,6 +38,7 @@ def answer(
             help="A file (.gz and .xz too), - for stdin, or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
         ),
     ],
+    *,
     question: Annotated[
         list[str] | None,
         typer.Option("--question", "-q", metavar="TEXT", rich_help_panel="Questions", help="A question; repeatable."),
@@ -62,13 +66,7 @@ def answer(
             help="An instruction that stays in the sinks, and before what is read again.",
         ),
     ] = "",
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    weights: opt.Weights = "plain",
-    device: opt.Device = "auto",
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    machine: Annotated[ModelOptions, Without("device_map")],
     cache: Annotated[
         int,
         typer.Option(
@@ -79,9 +77,7 @@ def answer(
         int,
         typer.Option(metavar="N", rich_help_panel="Cache", help="Tokens of a pass; questions follow every second."),
     ] = 256,
-    max_tokens: opt.MaxTokens = None,
-    bos: opt.Bos = "auto",
-    errors: opt.Errors = "strict",
+    reading: Annotated[opt.ReadOptions, Without("newline", "allow_special")],
     every: Annotated[
         int | None,
         typer.Option(
@@ -96,9 +92,7 @@ def answer(
         typer.Option("--json", metavar="FILE|-", rich_help_panel="Output", help="The answers as one JSON object."),
     ] = None,
     quiet: opt.Quiet = False,
-    checkpoint: opt.Checkpoint = None,
-    checkpoint_every: opt.CheckpointEvery = "60s",
-    resume: opt.Resume = False,
+    saving: CheckpointOptions,
 ) -> None:
     """Answer questions about a text of any length, and show where in the text each answer stands.
 
@@ -127,8 +121,8 @@ def answer(
       tail -f log.txt | streamh2o answer - -q "Which disk failed?" --every 5000
     """
     from streamh2o.ask.extract import read_fields
-    from streamh2o.errors import UsageError
-    from streamh2o.runs.outputs import check_outputs, write_whole
+    from streamh2o.cli.results import give_results
+    from streamh2o.runs.outputs import check_outputs, is_stdout
     from streamh2o.text.sources import open_inputs
 
     fields = read_fields(extract) if extract else []
@@ -138,31 +132,28 @@ def answer(
     sources = open_inputs([input])
     if len(sources) != 1:
         raise UsageError(f"{input}: {len(sources)} files match, and answers come from one text; name one.")
-    check_outputs({"--json": json}, [sources[0].name, model, *([str(questions)] if questions else [])])
+    check_outputs({"--json": json}, [sources[0].name, machine.model, *([str(questions)] if questions else [])])
 
     from contextlib import nullcontext
 
-    from streamh2o.cli.keeping import Machine, open_keeper, settle
     from streamh2o.report.live import make_display
     from streamh2o.runs.options import RunOptions
 
-    options = RunOptions(chunk=chunk, max_tokens=max_tokens, bos=bos, errors=errors)
+    options = RunOptions(chunk, **asdict(reading))
     plan = _Plan(sources[0], asked, cache, pin, every, options, json)
-    report = _Report(fields, to_stdout=str(json) == "-")
+    report = _Report(fields, to_stdout=is_stdout(json))
     display = make_display(quiet)
-    keeper = open_keeper(checkpoint, checkpoint_every, resume, display.note)
+    keeper = saving.open(display.note)
     with keeper or nullcontext():
-        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, weights=weights)
-        machine = settle(machine, keeper, sources, plan.described(), {})
+        if keeper is not None:
+            machine = check_checkpoint(machine, keeper, sources, plan.described(), {})
         if keeper is not None and keeper.finished:
-            display.note(f"{checkpoint}: this run had come to its end; these are its answers.")
+            display.note(f"{saving.checkpoint}: this run had come to its end; these are its answers.")
             answers = plan.answered(keeper)
         else:
             answers = _run(plan, machine.load(), display, report, keeper)
-    if json is not None and str(json) != "-":
-        write_whole(json, report.document(answers).encode())
-    report.show(answers)
-    raise typer.Exit(0 if answers.complete else _INTERRUPTED)
+    give_results(json, report.document(answers), lambda: report.show(answers))
+    raise typer.Exit(DONE if answers.complete else INTERRUPTED)
 
 
 @dataclass(frozen=True)
@@ -220,7 +211,7 @@ def _run(plan: _Plan, loaded: Loaded, display: Display, report: _Report, keeper:
 
 
 def _questions(given: list[str], file: Path | None) -> list[str]:
-    from streamh2o.errors import UsageError, UserError
+    from streamh2o.errors import UserError
 
     asked = list(given)
     if file is not None:
@@ -268,7 +259,4 @@ class _Report:
         from streamh2o.report.answers import render_answers
         from streamh2o.terminal import show
 
-        if self._json:
-            print(self.document(answers), end="", flush=True)
-        else:
-            show(render_answers(answers.answers, [field.name for field in self._fields]))
+        show(render_answers(answers.answers, [field.name for field in self._fields]))

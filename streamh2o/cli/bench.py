@@ -11,6 +11,8 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import ModelOptions
+from streamh2o.cli.option_groups import Without, expand_groups
 from streamh2o.cli.values import numbers
 from streamh2o.errors import UsageError
 
@@ -21,14 +23,9 @@ app = make_app()
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def bench(
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    weights: opt.Weights = "plain",
-    device: opt.Device = "auto",
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    machine: Annotated[ModelOptions, Without("device_map")],
     cache: Annotated[str, typer.Option(metavar="N,N,...", help="Cache sizes.")] = "512,1024,2048",
     policy: Annotated[str, typer.Option(metavar="NAME,...", help="Policies.")] = "streamh2o,h2o,streamingllm",
     chunk: opt.Chunk = 256,
@@ -64,9 +61,8 @@ def bench(
     """
     import torch
 
-    from streamh2o.cli import processor
     from streamh2o.kernels.compiled import chosen
-    from streamh2o.models.load import load_model, tell
+    from streamh2o.models.load import tell
     from streamh2o.runs.bench.stream_speed import bench as run
     from streamh2o.runs.outputs import check_outputs, write_whole
     from streamh2o.terminal import show
@@ -76,9 +72,8 @@ def bench(
     limit = None if memory_limit is None else _bytes(memory_limit)
     if min(news) < 2:
         raise UsageError(f"--new {new}: must be 2 or more, since the first token and those after it are timed apart.")
-    check_outputs({"--json": json}, [model])
-    processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype, device, trust_remote_code, weights=weights)
+    check_outputs({"--json": json}, [machine.model])
+    loaded = machine.load()
     if generate:
         from streamh2o.runs.bench.generate_speed import bench_generate
 
@@ -96,7 +91,7 @@ def bench(
             policy.split(","),
             chunk,
             rounds,
-            _peers(model, loaded.model, ids, chunk) if peers else None,
+            _peers(machine.model, loaded.model, ids, chunk) if peers else None,
         )
     result |= {"model": loaded.info(), "dtype": str(loaded.dtype).removeprefix("torch."), "device": str(loaded.device)}
     result |= {"threads": torch.get_num_threads(), "kernel": chosen()}
@@ -109,7 +104,8 @@ def bench(
         show(table)
         print()
     how = f"{result['threads']} threads, {result['kernel']} kernel, chunks of {chunk}"
-    print(f"{model}, {'packed weights, ' if weights == 'packed' else ''}{result['dtype']} on {result['device']}, {how}")
+    packed = "packed weights, " if machine.weights == "packed" else ""
+    print(f"{machine.model}, {packed}{result['dtype']} on {result['device']}, {how}")
 
 
 def _peers(name: str, model: Any, ids: Any, chunk: int) -> Any:

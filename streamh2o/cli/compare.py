@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import ModelOptions
+from streamh2o.cli.option_groups import expand_groups
 from streamh2o.cli.values import listed, numbers
+from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
 
 if TYPE_CHECKING:
     from streamh2o.runs.compare import Cell
     from streamh2o.text.replay import ReadText
 
 app = make_app()
-_INTERRUPTED = 130
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def compare(
     inputs: Annotated[
         list[str],
@@ -29,14 +33,8 @@ def compare(
             help="Files (.gz and .xz too), globs, - for stdin, or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
         ),
     ],
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    weights: opt.Weights = "plain",
-    device: opt.Device = "auto",
-    device_map: opt.DeviceMap = None,
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    *,
+    machine: ModelOptions,
     policy: Annotated[
         str,
         typer.Option(
@@ -62,7 +60,7 @@ def compare(
             help="Also the model with all of the text before it, where the text fits.",
         ),
     ] = False,
-    max_tokens: opt.MaxTokens = None,
+    reading: opt.ReadOptions,
     first: Annotated[
         int,
         typer.Option(
@@ -73,10 +71,6 @@ def compare(
             help="Count losses from token N on; the ones before only fill the cache.",
         ),
     ] = 0,
-    bos: opt.Bos = "auto",
-    newline: opt.Newline = "keep",
-    errors: opt.Errors = "strict",
-    allow_special: opt.AllowSpecial = False,
     out: Annotated[
         Path,
         typer.Option(metavar="DIR", rich_help_panel="Output", help="Where tables, pictures and finished cells go."),
@@ -101,20 +95,19 @@ def compare(
       streamh2o compare book.txt --max-tokens 8000 --against-full
       streamh2o compare book.txt --from 100000
     """
-    from streamh2o.errors import UsageError
+    from dataclasses import asdict
+
     from streamh2o.runs.compare import make_columns
     from streamh2o.runs.outputs import check_outputs
     from streamh2o.text.sources import open_inputs
 
     sources = open_inputs(inputs)
-    check_outputs({"--json": json}, [*(source.name for source in sources), model])
+    check_outputs({"--json": json}, [*(source.name for source in sources), machine.model])
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: this is a file; name a folder.")
     specs = listed(policy, "--policy")
     columns = make_columns([spec for spec in specs if spec != "full"], numbers(cache, "--cache"), sinks)
 
-    from streamh2o.cli import processor
-    from streamh2o.models.load import load_model
     from streamh2o.report.live import make_display
     from streamh2o.runs.compare import check_columns, plan
     from streamh2o.runs.compare import compare as run_cells
@@ -122,19 +115,8 @@ def compare(
     from streamh2o.runs.options import RunOptions, open_reader
     from streamh2o.text.replay import ReadText
 
-    options = RunOptions(
-        chunk=chunk,
-        max_tokens=max_tokens,
-        bos=bos,
-        newline=newline,
-        errors=errors,
-        allow_special=allow_special,
-        per_head=per_head,
-        evict=evict,
-        kv_bits=kv_bits,
-    )
-    processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype, device, trust_remote_code, device_map=device_map, weights=weights)
+    options = RunOptions(chunk, per_head=per_head, evict=evict, kv_bits=kv_bits, **asdict(reading))
+    loaded = machine.load()
     check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs
     with make_display(quiet) as display, Interrupt() as interrupt:
@@ -150,6 +132,7 @@ def compare(
                 raise UsageError(f"--from {first}: {text.source.name} gives {text.tokens} tokens only; lower it.")
         wanted = plan(loaded, texts, columns, against_full)
         finished: list[Cell] = []
+        failure: UserError | None = None
         try:
             for cell in run_cells(
                 loaded, wanted, out, options, interrupt=interrupt, observer=display, begin=display.begin
@@ -157,12 +140,14 @@ def compare(
                 finished.append(cell)
                 if interrupt.requested:
                     break
-        finally:
-            display.end()
-            complete = len(finished) == len(wanted)
-            if finished:
-                _report(finished, complete, out, json, first)
-    raise typer.Exit(0 if complete else _INTERRUPTED)
+        except UserError as error:
+            failure = error
+    complete = len(finished) == len(wanted)
+    if finished:
+        _report(finished, complete, out, json, first, failure)
+    elif failure is not None:
+        raise failure
+    raise typer.Exit(DONE if complete else INTERRUPTED)
 
 
 def _too_long(text: ReadText, trained: int) -> str:
@@ -172,24 +157,31 @@ def _too_long(text: ReadText, trained: int) -> str:
     )
 
 
-def _report(cells: list[Cell], complete: bool, out: Path, json: Path | None, first: int) -> None:
-    """Tables to stdout, files to `out`."""
-    from streamh2o.report.comparison import document, rows, write_json, write_parquet
+def _report(
+    cells: list[Cell], complete: bool, out: Path, json: Path | None, first: int, failure: UserError | None
+) -> None:
+    """Files to `out`, tables to stdout."""
+    from streamh2o.cli.results import give_results
+    from streamh2o.report.comparison import document, write_json, write_parquet
     from streamh2o.report.comparison_plots import plot_budget, plot_running
+    from streamh2o.runs.outputs import json_lines
+
+    files = [
+        partial(write_json, cells, complete, out / "compare.json", first),
+        partial(write_parquet, cells, out / "compare.parquet", first),
+        partial(plot_running, cells, out / "running.png"),
+        partial(plot_budget, cells, out / "budget.png", first),
+    ]
+    give_results(
+        json, json_lines([document(cells, complete, first)]), partial(_show, cells, out, first), files, failure
+    )
+
+
+def _show(cells: list[Cell], out: Path, first: int) -> None:
+    from streamh2o.report.comparison import rows
     from streamh2o.report.comparison_tables import render_comparison
-    from streamh2o.runs.outputs import json_lines, write_whole
     from streamh2o.terminal import show
     from streamh2o.terminal_safe import visible
 
-    write_json(cells, complete, out / "compare.json", first)
-    write_parquet(cells, out / "compare.parquet", first)
-    plot_running(cells, out / "running.png")
-    plot_budget(cells, out / "budget.png", first)
-    lines: Any = json_lines([document(cells, complete, first)])
-    if str(json) == "-":
-        print(lines, end="", flush=True)
-        return
-    if json is not None:
-        write_whole(json, lines.encode())
     show(render_comparison(rows(cells, first)))
     print(f"\nPictures, JSON and Parquet: {visible(str(out))}", flush=True)

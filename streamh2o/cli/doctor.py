@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import ModelOptions
+from streamh2o.cli.option_groups import Without, expand_groups
+from streamh2o.errors import DONE, FAILED
 
 app = make_app()
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def doctor(
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    weights: opt.Weights = "plain",
-    device: opt.Device = "auto",
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
+    machine: Annotated[ModelOptions, Without("device_map", "trust_remote_code")],
 ) -> None:
     """Check this machine in seconds: versions, device, number format, memory, models, and whether the losses are right.
 
@@ -35,10 +35,10 @@ def doctor(
     from streamh2o.runs.bench.doctor import examine
     from streamh2o.terminal_safe import visible
 
-    torch.set_num_threads(threads or physical_cores())
+    torch.set_num_threads(machine.threads or physical_cores())
     wrong = 0
-    for finding in examine(model, dtype, device, kernel, weights):
+    for finding in examine(machine.model, machine.dtype, machine.device, machine.kernel, machine.weights):
         wrong += not finding.good
         print(f"{'ok   ' if finding.good else 'WRONG'} {finding.what + ':':13} {visible(finding.line)}", flush=True)
     print(f"{wrong} of these {'is' if wrong == 1 else 'are'} wrong." if wrong else "All is well.")
-    raise typer.Exit(1 if wrong else 0)
+    raise typer.Exit(FAILED if wrong else DONE)

@@ -10,6 +10,9 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import CheckpointOptions, ModelOptions, check_checkpoint
+from streamh2o.cli.option_groups import Without, expand_groups
+from streamh2o.errors import DONE, INTERRUPTED
 
 if TYPE_CHECKING:
     from streamh2o.cli.generate_io import TextOutput
@@ -23,13 +26,14 @@ if TYPE_CHECKING:
     from streamh2o.text import Source
 
 app = make_app()
-_INTERRUPTED = 130
 _SAMPLING = "Sampling"
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def generate(
     ctx: typer.Context,
+    *,
     input: Annotated[
         str | None,
         typer.Argument(
@@ -64,14 +68,7 @@ def generate(
             help="Stop where the model ends the text; else it may not, and goes on. A chat's answers always end.",
         ),
     ] = False,
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    weights: opt.Weights = "plain",
-    device: opt.Device = "auto",
-    device_map: opt.DeviceMap = None,
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    machine: ModelOptions,
     temperature: Annotated[
         float, typer.Option(metavar="X", rich_help_panel=_SAMPLING, help="Above 1 bolder, below 1 safer; 0 is greedy.")
     ] = 0.8,
@@ -103,17 +100,9 @@ def generate(
         int | None,
         typer.Option(metavar="N", show_default="drawn", rich_help_panel=_SAMPLING, help="The same text again."),
     ] = None,
-    policy: opt.Policy = "streamh2o",
-    cache: opt.Cache = 1024,
-    sinks: opt.Sinks = None,
-    recent: opt.Recent = None,
-    hitters: opt.Hitters = None,
-    far: opt.Far = None,
-    decay: opt.Decay = None,
-    positions: opt.Positions = None,
+    caching: opt.CacheOptions,
     chunk: opt.Chunk = 256,
-    bos: opt.Bos = "auto",
-    errors: opt.Errors = "strict",
+    reading: Annotated[opt.ReadOptions, Without("max_tokens", "newline", "allow_special")],
     transcript: Annotated[
         Path | None,
         typer.Option(
@@ -125,9 +114,7 @@ def generate(
         typer.Option("--json", metavar="FILE|-", rich_help_panel="Output", help="Speed, slots and settings."),
     ] = None,
     quiet: opt.Quiet = False,
-    checkpoint: opt.Checkpoint = None,
-    checkpoint_every: opt.CheckpointEvery = "60s",
-    resume: opt.Resume = False,
+    saving: CheckpointOptions,
 ) -> None:
     """Continue a text, or chat, for as long as one likes: memory and time per token stay the same.
 
@@ -150,12 +137,12 @@ def generate(
     """
     from streamh2o.errors import UsageError
     from streamh2o.runs.generate.sampling import Sampling
-    from streamh2o.runs.outputs import check_outputs
+    from streamh2o.runs.outputs import check_outputs, is_stdout
 
     source = _source(input, prompt, chat, system)
-    if str(json) == "-" and transcript is None:
+    if is_stdout(json) and transcript is None:
         raise UsageError("--json - takes the place of the text on stdout; name a --transcript for the text.")
-    if chat and checkpoint is not None:
+    if chat and saving.checkpoint is not None:
         raise UsageError(
             "--checkpoint saves a text that is continued, and no chat; its --transcript keeps what was said."
         )
@@ -164,16 +151,15 @@ def generate(
     if greedy and (given := ctx.get_parameter_source("temperature")) and given.name == "COMMANDLINE":
         raise UsageError("--greedy takes the likeliest token, whatever --temperature says; leave one of them out.")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
-    inputs = [model] if source is None else [source.name, model]
+    inputs = [machine.model] if source is None else [source.name, machine.model]
     check_outputs({"--transcript": transcript, "--json": json}, inputs)
-    knobs: dict[str, Any] = {"recent": recent, "hitters": hitters, "far": far, "decay": decay, "positions": positions}
     plan = _Plan(
         source,
         prompt,
         system,
         sampling,
-        {"policy": policy, "cache": cache, "sinks": sinks, "chunk": chunk, **knobs},
-        {"bos": bos, "errors": errors},
+        {**asdict(caching), "chunk": chunk},
+        {"bos": reading.bos, "errors": reading.errors},
         max_new_tokens,
         stop_at_end,
         transcript,
@@ -183,14 +169,13 @@ def generate(
 
     from contextlib import nullcontext
 
-    from streamh2o.cli.keeping import Machine, open_keeper, settle
-
-    keeper = open_keeper(checkpoint, checkpoint_every, resume, plan.note)
+    keeper = saving.open(plan.note)
     with keeper or nullcontext():
-        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map, weights)
-        machine = settle(machine, keeper, [source] if source else [], plan.described(), {"--transcript": transcript})
+        if keeper is not None:
+            sources = [source] if source else []
+            machine = check_checkpoint(machine, keeper, sources, plan.described(), {"--transcript": transcript})
         if keeper is not None and keeper.finished:
-            plan.note(f"{checkpoint}: this text had come to its end.")
+            plan.note(f"{saving.checkpoint}: this text had come to its end.")
             _write_json({name: value for name, value in keeper.results[0].items() if name != "tokens"}, json)
             return
         raise typer.Exit(_run(plan, machine.load(), keeper))
@@ -232,6 +217,7 @@ def _run(plan: _Plan, loaded: Loaded, keeper: Keeper | None) -> int:
     from streamh2o.cli.generate_io import TextOutput
     from streamh2o.runs.generate.transcript import Transcript
     from streamh2o.runs.interrupt import Interrupt
+    from streamh2o.runs.outputs import is_stdout
     from streamh2o.stream.stream_cache import StreamCache
 
     chat = _chat(plan, loaded) if plan.source is None else None
@@ -245,7 +231,7 @@ def _run(plan: _Plan, loaded: Loaded, keeper: Keeper | None) -> int:
             transcript = stack.enter_context(Transcript(plan.transcript, mark))
             if keeper is not None:
                 keeper.outputs.files["--transcript"] = transcript
-        output = TextOutput(transcript, shown=str(plan.json) != "-")
+        output = TextOutput(transcript, shown=not is_stdout(plan.json))
         generation = _write(plan, loaded, cache, chat, output, interrupt, keeper)
         result = generation.to_dict()
         if keeper is not None and generation.complete:
@@ -259,7 +245,7 @@ def _run(plan: _Plan, loaded: Loaded, keeper: Keeper | None) -> int:
         )
     if keeper is not None and not generation.complete and (where := keeper.where()):
         plan.note(where)
-    return 0 if generation.complete else _INTERRUPTED
+    return DONE if generation.complete else INTERRUPTED
 
 
 def _write(
@@ -304,12 +290,10 @@ def _chat(plan: _Plan, loaded: Loaded) -> Chat:
 
 
 def _write_json(result: dict[str, Any], json: Path | None) -> None:
-    from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.cli.results import give_results
+    from streamh2o.runs.outputs import json_lines
 
-    if str(json) == "-":
-        print(json_lines([result]), end="", flush=True)
-    elif json is not None:
-        write_whole(json, json_lines([result]).encode())
+    give_results(json, json_lines([result]), lambda: None)
 
 
 def _source(input: str | None, prompt: str | None, chat: bool, system: str | None) -> Source | None:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import ModelOptions
+from streamh2o.cli.option_groups import Without, expand_groups
+from streamh2o.errors import DONE, INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
     from streamh2o.runs.inspect.inspection import Inspection
 
 app = make_app()
-_INTERRUPTED = 130
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def inspect(
     input: Annotated[
         str,
@@ -27,27 +30,12 @@ def inspect(
             help="A file (.gz and .xz too), - for stdin, or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
         ),
     ],
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
-    policy: opt.Policy = "streamh2o",
-    cache: opt.Cache = 1024,
-    sinks: opt.Sinks = None,
-    recent: opt.Recent = None,
-    hitters: opt.Hitters = None,
-    far: opt.Far = None,
-    decay: opt.Decay = None,
-    positions: opt.Positions = None,
+    *,
+    machine: Annotated[ModelOptions, Without("weights", "device_map")],
+    caching: opt.CacheOptions,
     per_head: opt.PerHead = "kv",
     chunk: opt.Chunk = 256,
-    max_tokens: opt.MaxTokens = None,
-    bos: opt.Bos = "auto",
-    newline: opt.Newline = "keep",
-    errors: opt.Errors = "strict",
-    allow_special: opt.AllowSpecial = False,
+    reading: opt.ReadOptions,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -88,7 +76,8 @@ def inspect(
       streamh2o inspect book.txt --policy h2o --cache 512 --max-tokens 20000 --out h2o.html
       zcat book.gz | streamh2o inspect - --json - | jq '.kept.tokens[0]'
     """
-    from streamh2o.errors import UsageError
+    from dataclasses import asdict
+
     from streamh2o.runs.outputs import check_outputs
     from streamh2o.text.sources import open_inputs
 
@@ -97,36 +86,21 @@ def inspect(
         raise UsageError(f"{input}: {len(sources)} files match, and a page is of one text; name one.")
     source = sources[0]
     out = out or Path(_page_name(source.name))
-    check_outputs({"--out": out, "--json": json}, [source.name, model])
+    check_outputs({"--out": out, "--json": json}, [source.name, machine.model])
 
-    from streamh2o.cli import processor
-    from streamh2o.models.load import load_model
-    from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
     from streamh2o.runs.inspect.inspection import inspect_source
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.options import RunOptions
 
-    knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
-    chosen = make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
-    options = RunOptions(
-        chunk=chunk,
-        max_tokens=max_tokens,
-        bos=bos,
-        newline=newline,
-        errors=errors,
-        allow_special=allow_special,
-        per_head=per_head,
-    )
-    processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    policy = caching.make_policy()
+    options = RunOptions(chunk, per_head=per_head, **asdict(reading))
+    loaded = machine.load()
     with Interrupt() as interrupt, make_display(quiet) as display:
         display.begin(source.name)
-        inspection = inspect_source(loaded, source, chosen, options, [display], interrupt)
+        inspection = inspect_source(loaded, source, policy, options, [display], interrupt)
     _report(inspection, out, json)
-    if inspection.failure is not None:
-        raise inspection.failure
-    raise typer.Exit(_INTERRUPTED if interrupt.requested else 0)
+    raise typer.Exit(INTERRUPTED if interrupt.requested else DONE)
 
 
 def _page_name(source: str) -> str:
@@ -139,17 +113,14 @@ def _page_name(source: str) -> str:
 
 
 def _report(inspection: Inspection, out: Path, json: Path | None) -> None:
+    from streamh2o.cli.results import give_results
     from streamh2o.report.inspect_page import page
     from streamh2o.report.inspect_summary import render_inspection
     from streamh2o.runs.outputs import json_lines, write_whole
     from streamh2o.terminal import show
 
-    # Files first: whoever reads stdout may be gone.
-    write_whole(out, page(inspection).encode())
-    if json is not None:
-        document = json_lines([inspection.document()])
-        if str(json) == "-":
-            print(document, end="", flush=True)
-            return
-        write_whole(json, document.encode())
-    show(render_inspection(inspection, str(out)))
+    def write_page() -> None:
+        write_whole(out, page(inspection).encode())
+
+    lines = json_lines([inspection.document()])
+    give_results(json, lines, lambda: show(render_inspection(inspection, str(out))), [write_page], inspection.failure)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from streamh2o.errors import UsageError, UserError, out_of_memory
+from streamh2o.errors import BAD_USAGE, DONE, FAILED, INTERRUPTED, UsageError, UserError, out_of_memory
 from streamh2o.versions import __version__
 
 # One row a command: the name of its file in this folder, and what `streamh2o --help` says of it. The file holds
@@ -32,7 +32,6 @@ COMMANDS = {
     "doctor": "Whether this machine is fit: versions, device, memory, and losses that add up.",
     "models": "Which models are at hand, and `models get NAME`.",
 }
-_INTERRUPTED = 130
 
 
 class LazyGroup(TyperGroup):
@@ -147,27 +146,27 @@ def _call(arguments: list[str], debug: bool) -> int:
     try:
         if not arguments:
             typer.main.get_command(app).main(["--help"], prog_name="streamh2o", standalone_mode=False)
-            return UsageError.exit_code
+            return BAD_USAGE
         code = typer.main.get_command(app).main(arguments, prog_name="streamh2o", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return code if isinstance(code, int) else DONE
     except (KeyboardInterrupt, typer.Abort):
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
     except UserError as error:
         return _fail(str(error), error.exit_code, debug)
     except Exception as error:
         if _Interrupted.seen:
-            return _INTERRUPTED
+            return INTERRUPTED
         if out_of_memory(error):
-            return _fail("out of memory; use a smaller --cache, --chunk or model.", 1, debug)
+            return _fail("out of memory; use a smaller --cache, --chunk or model.", FAILED, debug)
         # Errors in the command line itself; Typer's classes for them have moved between releases.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             path = getattr(getattr(error, "ctx", None), "command_path", "streamh2o")
             return _fail(f"{error.format_message().rstrip('.')}; see {path} --help.", error.exit_code, debug=False)
         what = " ".join(str(error).split())
         hint = "this should not happen: run it again with --debug and report what it shows"
-        return _fail(f"{type(error).__name__}: {what} ({hint}).", 1, debug)
+        return _fail(f"{type(error).__name__}: {what} ({hint}).", FAILED, debug)
 
 
 def _fail(message: str, code: int, debug: bool) -> int:
@@ -191,7 +190,7 @@ def _reader_left() -> int:
             continue
         with contextlib.suppress(OSError, ValueError):
             os.dup2(nowhere, stream.fileno())
-    return 1
+    return FAILED
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,18 +10,21 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import ModelOptions
+from streamh2o.cli.option_groups import Without, expand_groups
 from streamh2o.cli.values import listed, numbers
+from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
 
 if TYPE_CHECKING:
     from streamh2o.ask.needle.evaluate import NeedleCell
     from streamh2o.ask.needle.trials import Trial
 
 app = make_app()
-_INTERRUPTED = 130
 _FACTS = "Facts"
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def needle(
     inputs: Annotated[
         list[str],
@@ -30,6 +34,7 @@ def needle(
             help="Texts that become one haystack, in this order (globs too); with --task, the task's file.",
         ),
     ],
+    *,
     lengths: Annotated[
         str,
         typer.Option(metavar="N,N,N", rich_help_panel=_FACTS, help="Tokens of text around the facts."),
@@ -59,12 +64,7 @@ def needle(
         list[str] | None,
         typer.Option(metavar="TEXT", rich_help_panel="Task", help="Lose the items in this text; repeatable."),
     ] = None,
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    device: opt.Device = "auto",
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    machine: Annotated[ModelOptions, Without("weights", "device_map")],
     policy: Annotated[
         str,
         typer.Option(
@@ -104,10 +104,9 @@ def needle(
       streamh2o needle babi.txt --task babi --haystack book.txt --lengths 16000
     """
     from streamh2o.ask.needle.evaluate import make_methods
-    from streamh2o.errors import UsageError
     from streamh2o.runs.outputs import check_outputs, make_folder
 
-    check_outputs({"--json": json}, [*inputs, *(haystack or []), model])
+    check_outputs({"--json": json}, [*inputs, *(haystack or []), machine.model])
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: this is a file; name a folder.")
     if haystack and not task:
@@ -121,16 +120,13 @@ def needle(
     from streamh2o.ask.needle.evaluate import evaluate
     from streamh2o.ask.needle.tasks import read_items
     from streamh2o.ask.needle.trials import cut, fact_trials, task_trials
-    from streamh2o.cli import processor
-    from streamh2o.models.load import load_model
     from streamh2o.report.live import make_display
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.options import RunOptions
     from streamh2o.text.sources import open_inputs
 
     make_folder(out)
-    processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    loaded = machine.load()
 
     def trials() -> list[Trial]:
         if task is None:
@@ -154,6 +150,7 @@ def needle(
                 display.note(f"{method.label}: {length:,} tokens are more than the model can hold, so it is left out.")
         expected = sum(method.fits(loaded, trial) for trial in wanted for method in methods)
         finished: list[NeedleCell] = []
+        failure: UserError | None = None
         try:
             for cell in evaluate(
                 loaded,
@@ -168,29 +165,34 @@ def needle(
                 finished.append(cell)
                 if interrupt.requested:
                     break
-        finally:
-            display.end()
-            complete = len(finished) == expected
-            if finished:
-                _report(finished, complete, out, json)
-    raise typer.Exit(0 if complete else _INTERRUPTED)
+        except UserError as error:
+            failure = error
+    complete = len(finished) == expected
+    if finished:
+        _report(finished, complete, out, json, failure)
+    elif failure is not None:
+        raise failure
+    raise typer.Exit(DONE if complete else INTERRUPTED)
 
 
-def _report(cells: list[NeedleCell], complete: bool, out: Path, json: Path | None) -> None:
-    """The table to stdout, files to `out`."""
+def _report(cells: list[NeedleCell], complete: bool, out: Path, json: Path | None, failure: UserError | None) -> None:
+    """Files to `out`, the table to stdout."""
+    from streamh2o.cli.results import give_results
     from streamh2o.report.needle_heat_map import plot_heat_map
-    from streamh2o.report.needles import document, render_needles, write_json
-    from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.report.needles import document, write_json
+    from streamh2o.runs.outputs import json_lines
+
+    files = [
+        partial(write_json, cells, complete, out / "needle.json"),
+        partial(plot_heat_map, cells, out / "needle.png"),
+    ]
+    give_results(json, json_lines([document(cells, complete)]), partial(_show, cells, out), files, failure)
+
+
+def _show(cells: list[NeedleCell], out: Path) -> None:
+    from streamh2o.report.needles import render_needles
     from streamh2o.terminal import show
     from streamh2o.terminal_safe import visible
 
-    write_json(cells, complete, out / "needle.json")
-    plot_heat_map(cells, out / "needle.png")
-    if json is not None:
-        lines = json_lines([document(cells, complete)])
-        if str(json) == "-":
-            print(lines, end="", flush=True)
-            return
-        write_whole(json, lines.encode())
     show(render_needles(cells))
     print(f"\nHeat map and JSON: {visible(str(out))}", flush=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,9 @@ import typer
 
 from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
+from streamh2o.cli.model_and_checkpoint import CheckpointOptions, ModelOptions, check_checkpoint
+from streamh2o.cli.option_groups import expand_groups
+from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
 
 if TYPE_CHECKING:
     from streamh2o.policies import Policy
@@ -22,10 +27,10 @@ if TYPE_CHECKING:
     from streamh2o.text import Source
 
 app = make_app()
-INTERRUPTED = 130
 
 
 @app.command(cls=ManualCommand)
+@expand_groups
 def ppl(
     ctx: typer.Context,
     inputs: Annotated[
@@ -36,22 +41,9 @@ def ppl(
             help="Files (.gz and .xz too), globs, - for stdin, or hf:DATASET[:CONFIG]:SPLIT[:COLUMN].",
         ),
     ],
-    model: opt.Model = "smollm2-135m",
-    dtype: opt.Dtype = "auto",
-    weights: opt.Weights = "plain",
-    device: opt.Device = "auto",
-    device_map: opt.DeviceMap = None,
-    threads: opt.Threads = None,
-    kernel: opt.Kernel = "auto",
-    trust_remote_code: opt.TrustRemoteCode = False,
-    policy: opt.Policy = "streamh2o",
-    cache: opt.Cache = 1024,
-    sinks: opt.Sinks = None,
-    recent: opt.Recent = None,
-    hitters: opt.Hitters = None,
-    far: opt.Far = None,
-    decay: opt.Decay = None,
-    positions: opt.Positions = None,
+    *,
+    machine: ModelOptions,
+    caching: opt.CacheOptions,
     per_head: opt.PerHead = "kv",
     chunk: opt.ChunkOrAuto = 256,
     evict: opt.Evict = "chunk",
@@ -61,19 +53,13 @@ def ppl(
     stride: opt.Stride = None,
     batch: opt.Batch = 1,
     rows: opt.Rows = False,
-    max_tokens: opt.MaxTokens = None,
-    bos: opt.Bos = "auto",
-    newline: opt.Newline = "keep",
-    errors: opt.Errors = "strict",
-    allow_special: opt.AllowSpecial = False,
+    reading: opt.ReadOptions,
     json: opt.Json = None,
     log: opt.Log = None,
     nll_out: opt.NllOut = None,
     plot: opt.Plot = None,
     quiet: opt.Quiet = False,
-    checkpoint: opt.Checkpoint = None,
-    checkpoint_every: opt.CheckpointEvery = "60s",
-    resume: opt.Resume = False,
+    saving: CheckpointOptions,
 ) -> None:
     """Read texts of any length chunk by chunk with a cache of fixed size, and say how well the model predicts them.
 
@@ -97,7 +83,6 @@ def ppl(
       streamh2o ppl book.txt --log run.jsonl --checkpoint run --resume
       streamh2o ppl wiki.test.raw --ppl-def llamacpp --context 512
     """
-    from streamh2o.errors import UsageError
     from streamh2o.report.perplexity_plot import check_format
     from streamh2o.runs.outputs import check_outputs
     from streamh2o.text.sources import open_inputs
@@ -110,40 +95,29 @@ def ppl(
     if plot is not None:
         check_format(plot)
     outputs = {"--json": json, "--log": log, "--nll-out": nll_out, "--plot": plot}
-    check_outputs(outputs, [*(source.name for source in sources), model])
-    if chunk == 0 and (checkpoint is not None or ppl_def != "stream"):
+    check_outputs(outputs, [*(source.name for source in sources), machine.model])
+    if chunk == 0 and (saving.checkpoint is not None or ppl_def != "stream"):
         raise UsageError("--chunk auto can turn out otherwise next time; give a number with --checkpoint or --ppl-def.")
-    if checkpoint is not None and batch > 1:
+    if saving.checkpoint is not None and batch > 1:
         raise UsageError("--checkpoint saves one input at a time; leave it or --batch out.")
+
+    from dataclasses import asdict
 
     from streamh2o.runs.options import RunOptions
 
-    options = RunOptions(
-        chunk=chunk,
-        max_tokens=max_tokens,
-        bos=bos,
-        newline=newline,
-        errors=errors,
-        allow_special=allow_special,
-        per_head=per_head,
-        evict=evict,
-        kv_bits=kv_bits,
-    )
+    options = RunOptions(chunk, per_head=per_head, evict=evict, kv_bits=kv_bits, **asdict(reading))
     if ppl_def != "stream":
         from streamh2o.cli import ppl_def as other
 
         other.refuse_what_it_has_not(ctx, ppl_def)
         ask = other.Ask(ppl_def, context, stride, sources, options, outputs, quiet)
-        raise typer.Exit(other.run(ask, model, dtype, device, threads, kernel, trust_remote_code, weights))
+        raise typer.Exit(other.run(ask, machine))
     if context is not None or stride is not None:
         raise UsageError("--context and --stride belong to --ppl-def hf, llamacpp or lmeval; a stream has --cache.")
 
-    from streamh2o.cli.keeping import Machine, open_keeper, settle
-    from streamh2o.policies import make_policy
     from streamh2o.report.live import make_display
 
-    knobs: dict[str, Any] = {"far": far, "decay": decay, "positions": positions}
-    made = make_policy(policy, cache=cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
+    made = caching.make_policy()
     if kv_bits < 16 and (made.recomputes or not made.evicts):
         raise UsageError(f"--kv-bits {kv_bits} is for a cache that evicts, and --policy {made.name} has none.")
     plan = Plan(
@@ -153,13 +127,13 @@ def ppl(
         outputs,
         make_display(quiet),
     )
-    keeper = open_keeper(checkpoint, checkpoint_every, resume, plan.display.note)
+    keeper = saving.open(plan.display.note)
     with keeper or nullcontext():
         growing = {option: path for option, path in outputs.items() if option != "--json"}
-        machine = Machine(model, dtype, device, threads, kernel, trust_remote_code, device_map, weights)
-        machine = settle(machine, keeper, sources, plan.described(), growing)
+        if keeper is not None:
+            machine = check_checkpoint(machine, keeper, sources, plan.described(), growing)
         if keeper is not None and keeper.finished:
-            plan.display.note(f"{checkpoint}: this run had come to its end; this is its result.")
+            plan.display.note(f"{saving.checkpoint}: this run had come to its end; this is its result.")
             report(plan, keeper.results, keeper.outputs.curves)
             return
         loaded = machine.load()
@@ -203,9 +177,7 @@ def _with_fastest_chunk(plan: Plan, loaded: Any) -> Plan:
 def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
     """Every input in turn, then the results; returns the exit code."""
     from contextlib import ExitStack
-    from functools import partial
 
-    from streamh2o.errors import UserError
     from streamh2o.runs.curve import Curve
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.outputs import LogWriter, LossWriter
@@ -255,10 +227,10 @@ def _run(plan: Plan, loaded: Any, keeper: Keeper | None) -> int:
     if keeper and stopped and (where := keeper.where()):
         display.note(where)
     if results:
-        report(plan, results, curves)
-    if failure is not None:
+        report(plan, results, curves, failure)
+    elif failure is not None:
         raise failure
-    return INTERRUPTED if interrupt.requested else 0
+    return INTERRUPTED if interrupt.requested else DONE
 
 
 def tell_start(display: Display, run: PerplexityRun) -> None:
@@ -286,20 +258,16 @@ def tell_end(display: Display, source: Source, result: dict[str, Any]) -> None:
         display.note(f"{name}: has one token, and nothing before it to predict it from; nothing was scored.")
 
 
-def report(plan: Plan, results: list[dict[str, Any]], curves: list[Curve]) -> None:
-    """Write the files that are written last, and print the result."""
+def report(plan: Plan, results: list[dict[str, Any]], curves: list[Curve], failure: UserError | None = None) -> None:
+    """Write the files that are written last, print the result, and raise `failure`."""
+    from streamh2o.cli.results import give_results
     from streamh2o.report.perplexity_plot import plot_curves
     from streamh2o.report.perplexity_summary import render_perplexity
-    from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.runs.outputs import json_lines
     from streamh2o.terminal import show
 
-    json, plot = plan.outputs["--json"], plan.outputs["--plot"]
-    # Files first: whoever reads stdout may be gone.
-    if json is not None and str(json) != "-":
-        write_whole(json, json_lines(results).encode())
+    plot = plan.outputs["--plot"]
+    files: list[Callable[[], None]] = []
     if plot is not None and any(curve.tokens for curve in curves):
-        plot_curves(curves, plot, window=plan.options.window)
-    if str(json) == "-":
-        print(json_lines(results), end="", flush=True)
-    else:
-        show(render_perplexity(results))
+        files.append(partial(plot_curves, curves, plot, window=plan.options.window))
+    give_results(plan.outputs["--json"], json_lines(results), lambda: show(render_perplexity(results)), files, failure)

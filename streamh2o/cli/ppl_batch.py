@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamh2o.cli import ppl
+from streamh2o.errors import DONE, INTERRUPTED, UserError
 
 if TYPE_CHECKING:
     from streamh2o.runs.progress import Observer, Progress
@@ -49,7 +50,6 @@ class InOrder:
 
 def run(plan: ppl.Plan, loaded: Any, size: int) -> int:
     """All inputs, `size` at a time, then the results in the order of the inputs; returns the exit code."""
-    from streamh2o.errors import UserError
     from streamh2o.runs.batch_run import BatchRun
     from streamh2o.runs.curve import Curve
     from streamh2o.runs.interrupt import Interrupt
@@ -80,7 +80,7 @@ def run(plan: ppl.Plan, loaded: Any, size: int) -> int:
             ppl.tell_end(display, plan.sources[number], batch.results[number])
     results = [batch.results[number] for number in sorted(batch.results)]
     if results:
-        ppl.report(plan, results, curves)
-    if failure is not None:
+        ppl.report(plan, results, curves, failure)
+    elif failure is not None:
         raise failure
-    return ppl.INTERRUPTED if interrupt.requested else 0
+    return INTERRUPTED if interrupt.requested else DONE

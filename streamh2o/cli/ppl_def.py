@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
+
 if TYPE_CHECKING:
+    from streamh2o.cli.model_and_checkpoint import ModelOptions
     from streamh2o.runs.options import RunOptions
     from streamh2o.text import Source
 
-_INTERRUPTED = 130
 _OF_STREAMS = (
     "policy",
     "cache",
@@ -48,8 +50,6 @@ class Ask:
 
 def refuse_what_it_has_not(ctx: typer.Context, definition: str) -> None:
     """Raise UsageError where an option was given that only a stream has."""
-    from streamh2o.errors import UsageError
-
     refused = [*_NOT_HERE, "bos"] if definition != "hf" else _NOT_HERE
     for name in refused:
         source = ctx.get_parameter_source(name)
@@ -58,29 +58,15 @@ def refuse_what_it_has_not(ctx: typer.Context, definition: str) -> None:
             raise UsageError(f"{option} belongs to --ppl-def stream; --ppl-def {definition} has none.")
 
 
-def run(
-    ask: Ask,
-    model: str,
-    dtype: str,
-    device: str,
-    threads: int | None,
-    kernel: str,
-    trust_remote_code: bool,
-    weights: str,
-) -> int:
+def run(ask: Ask, machine: ModelOptions) -> int:
     """Every input in turn, then the results; returns the exit code."""
-
-    from streamh2o.cli import processor
-    from streamh2o.errors import UserError
-    from streamh2o.models.load import load_model
     from streamh2o.report.live import make_display
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.outputs import LossWriter
     from streamh2o.runs.windowed import make_definition
     from streamh2o.runs.windowed.dense import DefinedRun
 
-    processor.use(threads, kernel, device)
-    loaded = load_model(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code, weights=weights)
+    loaded = machine.load()
     definition = make_definition(ask.definition, loaded.trained_positions, loaded.tokenizer, ask.context, ask.stride)
     results: list[dict[str, Any]] = []
     failure: UserError | None = None
@@ -104,21 +90,16 @@ def run(
             if failure is not None or interrupt.requested:
                 break
     if results:
-        _report(ask, results)
-    if failure is not None:
+        _report(ask, results, failure)
+    elif failure is not None:
         raise failure
-    return _INTERRUPTED if interrupt.requested else 0
+    return INTERRUPTED if interrupt.requested else DONE
 
 
-def _report(ask: Ask, results: list[dict[str, Any]]) -> None:
+def _report(ask: Ask, results: list[dict[str, Any]], failure: UserError | None) -> None:
+    from streamh2o.cli.results import give_results
     from streamh2o.report.windowed_summary import render_windowed
-    from streamh2o.runs.outputs import json_lines, write_whole
+    from streamh2o.runs.outputs import json_lines
     from streamh2o.terminal import show
 
-    json = ask.outputs["--json"]
-    if json is not None and str(json) != "-":
-        write_whole(json, json_lines(results).encode())
-    if str(json) == "-":
-        print(json_lines(results), end="", flush=True)
-    else:
-        show(render_windowed(results))
+    give_results(ask.outputs["--json"], json_lines(results), lambda: show(render_windowed(results)), failure=failure)

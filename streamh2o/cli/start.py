@@ -2,10 +2,12 @@
 
 import sys
 
+from streamh2o.errors import INTERRUPTED
+
 
 def run() -> None:
     try:
         from streamh2o.cli.main import run as command
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     command()

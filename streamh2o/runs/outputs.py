@@ -28,6 +28,11 @@ def unwritable(path: str | os.PathLike[str], error: OSError) -> UserError:
     return UserError(f"{os.fspath(path)}: can't be written ({reason}); free some space or choose another place.")
 
 
+def is_stdout(path: Path | None) -> bool:
+    """Whether an option's FILE is `-`, which stands for standard output."""
+    return path is not None and str(path) == "-"
+
+
 def check_outputs(outputs: dict[str, Path | None], inputs: Iterable[str | os.PathLike[str]]) -> None:
     """Refuse, before hours are spent, what would fail at the end or destroy something.
 
@@ -37,7 +42,7 @@ def check_outputs(outputs: dict[str, Path | None], inputs: Iterable[str | os.Pat
     protected = [status for name in inputs if (status := _status(name)) is not None]
     taken: dict[str, str] = {}
     for option, path in outputs.items():
-        if path is None or str(path) == "-":
+        if path is None or is_stdout(path):
             continue
         try:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
