@@ -118,9 +118,7 @@ def _open_stdin() -> BinaryIO:
 
 def _dataset(name: str) -> Source:
     parts = _dataset_parts(name)
-    return Source(
-        name, None, lambda: io.BufferedReader(_Rows(text for text in _documents(name, *parts) if text is not None))
-    )
+    return Source(name, None, lambda: io.BufferedReader(ByteStream(_joined(_documents(name, *parts)))))
 
 
 def _dataset_rows(name: str) -> list[Source]:
@@ -151,33 +149,39 @@ def _dataset_parts(name: str) -> tuple[str, str | None, str, str | None]:
     return dataset, config, split, column
 
 
-class _Rows(io.RawIOBase):
-    """The documents of a dataset's text column as one stream of UTF-8, a blank line between two documents.
+class ByteStream(io.RawIOBase):
+    """An iterator of bytes as a binary stream; nothing is held but the piece at hand."""
 
-    Rows are streamed, never all in memory. A lone surrogate in a row comes out as the bytes that UTF-8 forbids,
-    so that it is reported or replaced like any other bad byte.
-    """
-
-    def __init__(self, documents: Iterator[str]) -> None:
-        self._documents = documents
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
         self._rest = memoryview(b"")
-        self._first = True
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any) -> int:
         while not self._rest:
-            document = next(self._documents, None)
-            if document is None:
+            piece = next(self._pieces, None)
+            if piece is None:
                 return 0
-            data = document.encode("utf-8", "surrogatepass")
-            self._rest = memoryview(data if self._first else DOCUMENT_SEPARATOR + data)
-            self._first = False
+            self._rest = memoryview(piece)
         count = min(len(target), len(self._rest))
         target[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
+
+
+def _joined(documents: Iterable[str | None]) -> Iterator[bytes]:
+    """The documents of a dataset's text column in UTF-8, a blank line between two documents.
+
+    A lone surrogate comes out as the bytes that UTF-8 forbids, so that it is reported or replaced like any other bad
+    byte.
+    """
+    separator = b""
+    for document in documents:
+        if document is not None:
+            yield separator + document.encode("utf-8", "surrogatepass")
+            separator = DOCUMENT_SEPARATOR
 
 
 def _documents(name: str, dataset: str, config: str | None, split: str, column: str | None) -> Iterator[str | None]:

@@ -1,0 +1,1 @@
+"""The functions of Python that mirror the commands, one file each."""
