@@ -6,16 +6,16 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamh2o.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
-    Model = str | os.PathLike[str] | Loaded | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+    Model: TypeAlias = str | os.PathLike[str] | Loaded | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 _SAMPLES = 64  # numbers of each parameter that a fingerprint reads
 
@@ -27,7 +27,8 @@ def to_loaded(model: Model, *, dtype: str = "auto", device: str = "auto", kernel
     `transformers` in evaluation mode and its fast tokenizer. dtype, device: for a name only. Raises UsageError where
     these are given for a model that is loaded, UserError where the model cannot be had or is not supported.
     """
-    from streamh2o.models.load import Loaded, load_model
+    from streamh2o.models.load import load_model
+    from streamh2o.models.loaded import Loaded
 
     if isinstance(model, str | os.PathLike):
         _choose(kernel, device)
@@ -59,7 +60,7 @@ def _from_pair(model: Any, tokenizer: Any) -> Loaded:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from streamh2o.cache.families import require_supported, trained_positions
-    from streamh2o.models.load import Loaded
+    from streamh2o.models.loaded import Loaded
 
     if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerBase):
         kinds = f"{type(model).__name__} and {type(tokenizer).__name__}"
