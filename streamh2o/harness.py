@@ -1,8 +1,8 @@
-"""The `lm-eval` model `streamh2o`: tasks of lm-evaluation-harness under a policy and a budget.
+"""The `lm-eval` model `streamh2o`: runs tasks of lm-evaluation-harness under a policy and a budget.
 
     python -m streamh2o.harness --model streamh2o --model_args pretrained=smollm2-135m,policy=h2o,cache=20% --tasks ...
 
-is the command line of `lm_eval` with one model more. `import streamh2o.harness` adds it for `lm_eval.simple_evaluate`.
+is the command line of `lm_eval` with this model. `import streamh2o.harness` adds it for `lm_eval.simple_evaluate`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class StreamH2OLM(TemplateLM):
     """A model of `transformers` behind a cache of fixed size.
 
     pretrained: as `--model`. policy, cache, evict, chunk, sinks and the policy's knobs: see `Scorer`. dtype, device,
-    trust_remote_code: as for `load_model`. max_gen_toks: where a task does not say. loaded: a model at hand instead of
-    `pretrained`. batch_size is accepted and requests go one by one, so that no result depends on its neighbours.
+    trust_remote_code: as for `load_model`. max_gen_toks: the most new tokens where a task gives none. loaded: a loaded
+    model instead of `pretrained`. batch_size is accepted, but requests go one by one, so that no result depends on
+    others.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class StreamH2OLM(TemplateLM):
     ) -> None:
         super().__init__()
         if device == "cuda:0" and not torch.cuda.is_available():
-            device = None  # what the command line of lm-eval says where nobody has said anything
+            device = None  # lm-eval's own default
         self.loaded = loaded or load_model(pretrained, dtype, device or "auto", trust_remote_code)
         self.tokenizer = self.loaded.tokenizer
         self.scorer = Scorer(self.loaded, policy, cache, **settings)
@@ -135,13 +136,13 @@ class StreamH2OLM(TemplateLM):
         results = []
         for request in tqdm(requests, desc="Running generate_until requests", disable=disable_tqdm):
             context, asked = request.args
-            until, most, sampling = self._how(asked)
+            until, most, sampling = self._generation_settings(asked)
             ids = self.scorer.fit(self.tok_encode(context) or [self.prefix_token_id], most)
             results.append(self.scorer.generate(ids, until, most, sampling))
             self.cache_hook.add_partial("generate_until", request.args, results[-1])
         return results
 
-    def _how(self, asked: dict[str, Any]) -> tuple[list[str], int, Sampling]:
+    def _generation_settings(self, asked: dict[str, Any]) -> tuple[list[str], int, Sampling]:
         """A task's generation arguments as stop strings, most tokens, and sampling."""
         left = dict(asked)
         until = left.pop("until", None) or []

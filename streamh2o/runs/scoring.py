@@ -1,4 +1,4 @@
-"""A prompt under a budget, then what follows it: scored or generated. What evaluation harnesses ask of a model."""
+"""What evaluation harnesses ask of a model: read a prompt under a budget, then score or write what follows it."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ class Scorer:
         there as if it were the only one.
         """
         with self._stream(len(context)) as stream:
-            for _, fed in _feed(stream, context, score=False):
-                hidden = fed.hidden[:, -1:].clone()
+            for _, chunk in _in_chunks(stream, context, score=False):
+                hidden = chunk.hidden[:, -1:].clone()
             saved = stream.state() if len(continuations) > 1 else None
             results = []
             for continuation in continuations:
@@ -141,7 +141,7 @@ class Scorer:
         A share is one of the text's tokens. Raises UserError where the text outgrows a policy that evicts nothing.
         """
         with self._stream(len(ids)) as stream:
-            return -sum(_sum(fed) for _, fed in _feed(stream, [prefix, *ids], score=True))
+            return -sum(_nll(chunk) for _, chunk in _in_chunks(stream, [prefix, *ids], score=True))
 
     def generate(self, context: Sequence[int], until: Sequence[str], most: int, sampling: Sampling) -> str:
         """What follows `context`, up to `most` tokens, an end of text or a string of `until`, without it."""
@@ -152,19 +152,19 @@ class Scorer:
         with self._stream(len(context)) as stream, torch.inference_mode():
             fresh: Sequence[int] = context
             for _ in range(most):
-                for _, fed in _feed(stream, fresh, score=False):
-                    logits = stream.logits(fed.hidden[:, -1]).float()
+                for _, chunk in _in_chunks(stream, fresh, score=False):
+                    logits = stream.logits(chunk.hidden[:, -1]).float()
                 newest = torch.tensor([seen[-sampling.repeat_last :]], device=logits.device)
                 token = sampler(logits, newest)
                 if token in ends:
                     break
                 text += characters.feed(token)
-                if _cut(text, until) is not None:
+                if _first_stop(text, until) is not None:
                     break
                 fresh = [token]
                 seen.append(token)
         text += characters.flush()
-        end = _cut(text, until)
+        end = _first_stop(text, until)
         return text if end is None else text[:end]
 
     def _ends(self) -> frozenset[int]:
@@ -177,15 +177,15 @@ class Scorer:
         return ChunkStream(self.loaded.model, self.policy_for(tokens), chunk=self.chunk, evict=self.evict)
 
 
-def _feed(stream: ChunkStream, ids: Sequence[int], score: bool) -> Iterator[tuple[Tensor, Fed]]:
-    """`ids` in chunks, each with what it gave."""
+def _in_chunks(stream: ChunkStream, ids: Sequence[int], score: bool) -> Iterator[tuple[Tensor, Fed]]:
+    """Read `ids`; yields those of each chunk, [1, n], with its losses and hidden states."""
     for piece in torch.tensor([list(ids)]).split(stream.chunk, dim=1):
         yield piece, stream.feed(piece, score)
 
 
-def _sum(fed: Fed) -> float:
-    """All losses of a chunk, in nats. Raises UserError where one is not a number, for which `feed` leaves out GPUs."""
-    total = float(fed.losses.double().sum())
+def _nll(chunk: Fed) -> float:
+    """The sum of a chunk's losses, in nats. Raises UserError where one is no number: `feed` skips that on a GPU."""
+    total = float(chunk.losses.double().sum())
     if not math.isfinite(total):
         raise UserError("A loss is not a finite number; try --dtype float32.")
     return total
@@ -193,19 +193,22 @@ def _sum(fed: Fed) -> float:
 
 @torch.inference_mode()
 def _score(stream: ChunkStream, hidden: Tensor, ids: Sequence[int]) -> tuple[float, bool]:
-    """hidden: [1, 1, hidden_size], the state after the newest token that `stream` has read."""
+    """The log-likelihood of `ids` in nats, and whether each is the likeliest token.
+
+    hidden: [1, 1, hidden_size], the state after the newest token that `stream` has read.
+    """
     total, greedy = 0.0, True
     if not ids:
         return total, greedy
-    for piece, fed in _feed(stream, ids, score=True):
-        total -= _sum(fed)
+    for piece, chunk in _in_chunks(stream, ids, score=True):
+        total -= _nll(chunk)
         if greedy:
-            before = torch.cat([hidden, fed.hidden[:, :-1]], dim=1)
+            before = torch.cat([hidden, chunk.hidden[:, :-1]], dim=1)
             greedy = torch.equal(stream.logits(before).argmax(dim=-1).cpu(), piece)
-        hidden = fed.hidden[:, -1:].clone()
+        hidden = chunk.hidden[:, -1:].clone()
     return total, greedy
 
 
-def _cut(text: str, until: Sequence[str]) -> int | None:
+def _first_stop(text: str, until: Sequence[str]) -> int | None:
     """Where the first of the strings begins in `text`."""
     return min((place for stop in until if stop and (place := text.find(stop)) >= 0), default=None)
