@@ -3,14 +3,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 TEXT := data/shakespeare.txt
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-.PHONY: help setup data demo test acceptance lint bench clean
+.PHONY: help setup data demo test acceptance lint docs bench clean
 
 help:
 	@echo "make setup       .venv with everything, and the model"
 	@echo "make demo        20,000 tokens of Shakespeare with two policies: a table and a picture in demo/"
 	@echo "make test        the tests that take minutes; make acceptance: those that run the real model for long"
-	@echo "make lint        ruff, mypy, and who may import whom"
+	@echo "make lint        ruff, mypy, the order of the rooms, the documentation"
+	@echo "make docs        the documentation: site/index.html"
 	@echo "make data        a long real text: $(TEXT)"
 	@echo "make bench       speed against the machine's limit"
 	@echo "make clean       removes what was made, except .venv"
@@ -47,10 +49,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(MKDOCS)
+
+docs: setup
+	$(MKDOCS)
+	@echo "The documentation: site/index.html"
 
 bench: setup
 	$(BIN)/streamh2o bench $(ARGS)
 
 clean:
-	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(TEXT)
+	rm -rf demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(TEXT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ LEAST_QUERIES = 16  # a mean of fewer queries is noise
 class StreamH2O(Policy):
     """Sinks, recent tokens and the middle tokens that far queries look at.
 
-    Five things differ from plain H2O; docs/quality.md has what each is worth:
+    Five things differ from plain H2O; docs/notebook/quality.md has what each is worth:
     - attention from nearby queries does not count (`far`), since the window serves those anyway;
     - old attention fades (`decay`), since a novel moves on;
     - the score is divided by what the queries that could give it count together, so it is a fading mean. A sum

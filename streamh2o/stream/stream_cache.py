@@ -18,7 +18,7 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import Policy, make_policy
 from streamh2o.stream.stream_cache_hooks import hook, unhook
 
-EVICT_EVERY = 32  # decode steps; docs/library.md has the measurement
+EVICT_EVERY = 32  # decode steps; docs/notebook/speed.md has the measurement
 
 
 @dataclass(frozen=True)
