@@ -21,7 +21,6 @@ class Neighbours(Policy):
     """Hitters by plain attention, each slot judged with its two neighbours, so that short phrases stay whole."""
 
     name: ClassVar[str] = "neighbours"
-    summary: ClassVar[str] = "hitters by attention to a slot and its neighbours"
 
     def priority(self, scores: Tensor, source_index: Tensor, seen: int) -> Tensor:
         padded = scores.new_zeros(*scores.shape[:-1], scores.shape[-1] + 2)

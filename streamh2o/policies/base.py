@@ -63,7 +63,6 @@ class Policy:
     """
 
     name: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
     scored: ClassVar[bool] = True  # whether attention has to be summed at all
     evicts: ClassVar[bool] = True  # False: the text must fit the model
     recomputes: ClassVar[bool] = False  # True: nothing is cached between chunks

@@ -8,10 +8,14 @@ from streamh2o.policies.base import Policy
 
 @dataclass(frozen=True)
 class Full(Policy):
-    """Evicts nothing; a text longer than the model's trained length is an error. The dense baseline."""
+    """Keeps every token; a text longer than the model's trained length is an error.
+
+    Knobs: none that change it.
+
+    Source: dense attention, the baseline of arXiv 2306.14048 and 2309.17453.
+    """
 
     name: ClassVar[str] = "full"
-    summary: ClassVar[str] = "everything, up to the trained length"
     scored: ClassVar[bool] = False
     evicts: ClassVar[bool] = False
     default_sinks: ClassVar[int] = 0

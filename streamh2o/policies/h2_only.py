@@ -9,13 +9,14 @@ from streamh2o.policies.base import Policy
 
 @dataclass(frozen=True)
 class H2Only(Policy):
-    """Sinks and the hitters by plain accumulated attention; the newest tokens have to earn their slot like any other.
+    """Keeps sinks and the hitters by plain accumulated attention; the newest tokens compete for a slot like any other.
+
+    Knobs: those of every policy, but no recent window.
 
     Source: the column "w. H2" of arXiv 2306.14048, Table 9, which shows what the recent window is for.
     """
 
     name: ClassVar[str] = "h2-only"
-    summary: ClassVar[str] = "sinks and hitters, no recent window"
 
     @classmethod
     def split(cls, cache: int, sinks: int) -> tuple[int, int]:

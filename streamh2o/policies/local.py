@@ -8,10 +8,14 @@ from streamh2o.policies.base import Policy
 
 @dataclass(frozen=True)
 class Local(Policy):
-    """Keeps the newest tokens and nothing else. Baseline of arXiv 2306.14048 and 2309.17453."""
+    """Keeps the newest tokens and nothing else.
+
+    Knobs: none that change it, for it has neither hitters nor sinks unless --sinks asks for some.
+
+    Source: "window attention", a baseline of arXiv 2306.14048 and 2309.17453.
+    """
 
     name: ClassVar[str] = "local"
-    summary: ClassVar[str] = "recent tokens alone"
     scored: ClassVar[bool] = False
     default_sinks: ClassVar[int] = 0
 

@@ -8,13 +8,14 @@ from streamh2o.policies.base import Policy
 
 @dataclass(frozen=True)
 class Recompute(Policy):
-    """Reads the `cache` tokens before each chunk anew, so that no key carries older context.
+    """Keeps no keys: it reads the `cache` tokens before each chunk anew, so that no key carries older context.
+
+    Knobs: none that change it.
 
     Source: "sliding window with re-computation", arXiv 2309.17453, Figure 1 (c).
     """
 
     name: ClassVar[str] = "recompute"
-    summary: ClassVar[str] = "a window read anew for every chunk"
     scored: ClassVar[bool] = False
     recomputes: ClassVar[bool] = True
     default_sinks: ClassVar[int] = 0

@@ -11,7 +11,9 @@ from streamh2o.policies.base import Middle, Policy
 
 @dataclass(frozen=True)
 class SpAtten(Policy):
-    """Sinks and the tokens with the most attention summed over all heads and layers: every layer keeps the same ones.
+    """Keeps sinks and the tokens with the most attention summed over all heads and layers, the same in every layer.
+
+    Knobs: those of every policy. There is no recent window by default.
 
     Source: arXiv 2012.09852, section III.A (cascade token pruning, without its pruning of heads and its quantisation),
     as a baseline in arXiv 2306.14048, section C.9 and Table 11, which names the missing recent window as the other
@@ -19,7 +21,6 @@ class SpAtten(Policy):
     """
 
     name: ClassVar[str] = "spatten"
-    summary: ClassVar[str] = "sinks and hitters by attention summed over heads and layers"
     across_layers: ClassVar[bool] = True
 
     @classmethod

@@ -15,7 +15,7 @@ LEAST_QUERIES = 16  # a mean of fewer queries is noise
 
 @dataclass(frozen=True)
 class StreamH2O(Policy):
-    """Sinks, recent tokens and the middle tokens that far queries look at.
+    """Keeps sinks, recent tokens and the middle tokens that far queries look at.
 
     Five things differ from plain H2O; docs/notebook/quality.md has what each is worth:
     - attention from nearby queries does not count (`far`), since the window serves those anyway;
@@ -25,11 +25,14 @@ class StreamH2O(Policy):
       much the few queries far enough away look at it;
     - hitters stay at their true distance (`positions`) while the sinks keep close;
     - a hitter that has got older than `reach` tokens goes first, since the model hardly uses what is that far away.
-      0 sets no limit but the length the model was trained on.
+
+    Knobs: reach, in tokens (0: no limit but the length the model was trained on); by default 4 times the cache. The
+    others are those of every policy, with their defaults changed.
+
+    Source: this project.
     """
 
     name: ClassVar[str] = "streamh2o"
-    summary: ClassVar[str] = "sinks, recent, and hitters by the fading mean of far attention, at true distance"
 
     positions: Positions = "distance"
     decay: float = 0.9

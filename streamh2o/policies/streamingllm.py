@@ -8,13 +8,14 @@ from streamh2o.policies.base import Policy
 
 @dataclass(frozen=True)
 class StreamingLLM(Policy):
-    """Keeps the first tokens as attention sinks and the newest ones, at positions rolled in the cache.
+    """Keeps the first tokens as attention sinks and the newest tokens, at positions rolled in the cache.
+
+    Knobs: those of every policy, but no hitters.
 
     Source: arXiv 2309.17453, section 3.2.
     """
 
     name: ClassVar[str] = "streamingllm"
-    summary: ClassVar[str] = "sinks and recent tokens"
     scored: ClassVar[bool] = False
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamh2o.errors import UsageError, UserError
-from streamh2o.policies import POLICIES, Policy, make_policy
+from streamh2o.policies import Policy, find_policy, make_policy
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions, open_stream
 from streamh2o.runs.outputs import make_folder, write_whole
@@ -59,7 +59,7 @@ def make_columns(specs: Sequence[str], caches: Sequence[int], sinks: int | None 
     for cache in caches:
         for spec in specs:
             name, knobs = _parse(spec)
-            if name in POLICIES and POLICIES[name].default_sinks and sinks is not None:
+            if sinks is not None and find_policy(name).default_sinks:
                 knobs.setdefault("sinks", sinks)
             columns[spec, cache] = Column(spec, cache, make_policy(name, cache=cache, **knobs))
     return list(columns.values())

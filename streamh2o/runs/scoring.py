@@ -14,7 +14,7 @@ from torch import Tensor
 from streamh2o.cache.families import trained_positions
 from streamh2o.errors import UsageError, UserError
 from streamh2o.models.loaded import Loaded
-from streamh2o.policies import POLICIES, Policy, make_policy
+from streamh2o.policies import Policy, find_policy, make_policy
 from streamh2o.runs.generate.characters import Characters
 from streamh2o.runs.generate.generator import Sampler
 from streamh2o.runs.generate.sampling import Sampling
@@ -88,9 +88,7 @@ class Scorer:
         self._name, self._knobs = policy, knobs
         if self.budget.share is not None and (set(knobs) & {"recent", "hitters"}):
             raise UsageError("recent and hitters are numbers of slots; with a share as cache the policy splits it.")
-        if policy not in POLICIES:
-            raise UsageError(f"No policy is called {policy!r}; choose from {', '.join(POLICIES)}.")
-        kind = POLICIES[policy]
+        kind = find_policy(policy)
         if evict == "token" and (kind.across_layers or kind.recomputes):
             raise UsageError(
                 f"The policy {policy} cannot evict after every token; give evict=chunk, with chunk=1 or more."
@@ -111,7 +109,7 @@ class Scorer:
 
     def fit(self, context: Sequence[int], after: int) -> list[int]:
         """The end of `context` that leaves room for `after` more tokens, where the policy evicts nothing; else all."""
-        if POLICIES[self._name].evicts:
+        if find_policy(self._name).evicts:
             return list(context)
         room = max(trained_positions(self.loaded.model.config) - after, 1)
         return list(context[-room:])

@@ -36,3 +36,17 @@ def test_one_of_recent_and_hitters_fixes_the_other():
 def test_a_broken_rule_is_named(arguments, rule):
     with pytest.raises(UsageError, match=rule):
         make_policy(**arguments)
+
+
+@pytest.mark.parametrize("rule", ["sparse-strided", "sparse-fixed", "topk"])
+def test_with_h2_at_the_end_a_name_stands_for_half_the_middle_by_attention(rule):
+    alone, mixed = make_policy(rule, 100), make_policy(f"{rule}+h2", 100)
+    assert (alone.name, alone.share) == (rule, 0)
+    assert (mixed.name, mixed.share, mixed.scored) == (f"{rule}+h2", 0.5, True)
+    assert mixed == make_policy(rule, 100, share=0.5)
+    assert make_policy(f"{rule}+h2", 100, share=0.25).share == 0.25
+
+
+def test_a_pattern_sums_attention_only_where_a_share_goes_by_it():
+    assert not make_policy("sparse-fixed", 100).scored
+    assert make_policy("sparse-fixed", 100, share=0.1).scored
