@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
+    from streamh2o.api.answer import answer
+    from streamh2o.api.generate import generate
     from streamh2o.models.load import load_model
     from streamh2o.policies import Policy, make_policy
     from streamh2o.stream.stream import Stream
     from streamh2o.stream.stream_cache import StreamCache
 
-__all__ = ["Policy", "Stream", "StreamCache", "__version__", "load_model", "make_policy"]
+__all__ = ["Policy", "Stream", "StreamCache", "__version__", "answer", "generate", "load_model", "make_policy"]
 
 _FROM = {
     "Policy": "policies",
     "Stream": "stream.stream",
     "StreamCache": "stream.stream_cache",
+    "answer": "api.answer",
+    "generate": "api.generate",
     "load_model": "models.load",
     "make_policy": "policies",
 }

@@ -15,34 +15,38 @@ _READ = 1 << 16  # characters or bytes taken from an open file at once
 _LONGEST_PATH = 4096
 
 
-def to_source(input: Input | None = None, text: str | None = None, function: str = "This function") -> Source:
-    """The one text that is given: by `input`, or literally by `text`.
+def to_source(
+    input: Input | None = None, text: str | None = None, function: str = "This function", literal: str = "text"
+) -> Source:
+    """The one text that is given: by `input`, or literally by `text`, which the function calls `literal`.
 
     input: a path (`.gz`, `.xz`, `-` and `hf:DATASET:SPLIT` as on the command line), an open file, text or binary, which
     is read from where it stands and left open, or an iterable of pieces of text, cut anywhere. Raises UsageError where
     none or both are given, or `input` names several files; UserError for a path that cannot be read.
     """
     if (input is None) == (text is None):
-        raise UsageError(f"{function} takes one text: a path, an open file or an iterable as input, or else text=.")
+        raise UsageError(
+            f"{function} takes one text: a path, an open file or an iterable as input, or else {literal}=."
+        )
     if text is not None:
         if not isinstance(text, str):
-            raise UsageError(f"text= is a str, not {type(text).__name__}.")
+            raise UsageError(f"{literal}= is a str, not {type(text).__name__}.")
         data = _encode(text)
-        return Source("text", len(data), lambda: io.BytesIO(data))
-    sources = to_sources([cast(Input, input)])
+        return Source(literal, len(data), lambda: io.BytesIO(data))
+    sources = to_sources([cast(Input, input)], literal)
     if len(sources) != 1:
         raise UsageError(f"{input}: {len(sources)} files match, and {function} takes one; name one.")
     return sources[0]
 
 
-def to_sources(inputs: Input | Iterable[Input]) -> list[Source]:
+def to_sources(inputs: Input | Iterable[Input], literal: str = "text") -> list[Source]:
     """A source for each of `inputs`, which are as in `to_source`; a pattern gives one for every file that matches."""
     if isinstance(inputs, str | os.PathLike) or hasattr(inputs, "read"):
         inputs = [cast(Input, inputs)]
     sources: list[Source] = []
     for number, given in enumerate(cast(Iterable[Input], inputs), 1):
         if isinstance(given, str | os.PathLike):
-            sources += open_inputs([_path(given)])
+            sources += open_inputs([_path(given, literal)])
         elif hasattr(given, "read"):
             name = getattr(given, "name", None)
             sources.append(_once(name if isinstance(name, str) else f"input {number}", _file_pieces(given)))
@@ -54,10 +58,10 @@ def to_sources(inputs: Input | Iterable[Input]) -> list[Source]:
     return sources
 
 
-def _path(given: str | os.PathLike[str]) -> str:
+def _path(given: str | os.PathLike[str], literal: str) -> str:
     path = os.fspath(given)
     if "\n" in path or len(path) > _LONGEST_PATH:
-        raise UsageError("The input is a path, and this looks like a text; give it as text=.")
+        raise UsageError(f"The input is a path, and this looks like a text; give it as {literal}=.")
     return path
 
 

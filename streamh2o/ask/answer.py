@@ -33,8 +33,12 @@ class Answer:
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Answer:
-        """What `dataclasses.asdict` gave, also by way of JSON."""
+        """The answer that gave `to_dict`, also by way of JSON."""
         return cls(**{**data, "evidence": tuple(Evidence(**each) for each in data["evidence"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists."""
+        return {**asdict(self), "evidence": [asdict(each) for each in self.evidence]}
 
 
 @dataclass(frozen=True)
@@ -52,5 +56,5 @@ class Answers:
         return iter(self.answers)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints: plain numbers and strings."""
-        return {"answers": [asdict(each) for each in self.answers]}
+        """What `--json` prints: plain numbers, strings and lists."""
+        return {"answers": [each.to_dict() for each in self.answers]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,7 +102,7 @@ class AnswerRun:
 
     def state(self) -> Saved:
         tensors, counts = self._run.state()
-        own = {"answers": [asdict(each) for each in self.answers], "looked": self._looked, "unseen": self._unseen}
+        own = {"answers": [each.to_dict() for each in self.answers], "looked": self._looked, "unseen": self._unseen}
         return tensors | self._retriever.state(), {**counts, **own}
 
     def load_state(self, tensors: dict[str, torch.Tensor], counts: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,5 +63,5 @@ def record(fields: Sequence[Field], answers: Sequence[Answer]) -> dict[str, Any]
     pairs = list(zip(fields, answers, strict=False))
     return {
         "record": {field.name: answer.answer if answer.found else None for field, answer in pairs},
-        "fields": {field.name: asdict(answer) for field, answer in pairs},
+        "fields": {field.name: answer.to_dict() for field, answer in pairs},
     }

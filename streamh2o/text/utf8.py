@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from streamh2o.errors import UserError
+from streamh2o.errors import UsageError, UserError
 
 _BOM = codecs.BOM_UTF8
 _local = threading.local()
@@ -32,9 +32,9 @@ class Utf8Decoder:
 
     def __init__(self, name: str, errors: str = "strict", newline: str = "keep", start: int = 0) -> None:
         if errors not in ("strict", "replace"):
-            raise ValueError(f"errors is 'strict' or 'replace', not {errors!r}")
+            raise UsageError(f"--errors {errors}: must be strict or replace.")
         if newline not in ("keep", "lf"):
-            raise ValueError(f"newline is 'keep' or 'lf', not {newline!r}")
+            raise UsageError(f"--newline {newline}: must be keep or lf.")
         self._name = name
         self._handler = "streamh2o-replace" if errors == "replace" else "strict"
         self._lf = newline == "lf"

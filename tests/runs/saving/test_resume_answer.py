@@ -4,7 +4,6 @@ import json
 import random
 import signal
 import time
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -50,7 +49,7 @@ def test_every_checkpoint_leads_to_the_same_answers(loaded, book, pin):
 
 
 def test_an_answer_survives_json():
-    answer = Answer.of(json.loads(json.dumps(asdict(Answer("q", "a", 0.1 + 0.2, True, ())))))
+    answer = Answer.of(json.loads(json.dumps(Answer("q", "a", 0.1 + 0.2, True, ()).to_dict())))
     assert answer == Answer("q", "a", 0.1 + 0.2, True, ())
 
 
