@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "Python's venv module is needed (on Debian: apt-get install python3-venv)." >&2; exit 1; }
 	@echo "Installing what is needed into .venv; this takes a few minutes ..."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plot,data,dev]'
 	$(BIN)/streamh2o models get smollm2-135m
 	@touch $@
 

@@ -16,6 +16,13 @@ except ImportError:
     pass
 
 
+def pytest_collection_modifyitems(items):
+    """The limit of pyproject.toml is for tests that take seconds; those that run the real model get hours."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(3 * 3600))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     try:

@@ -14,6 +14,7 @@ from streamh2o.cli.model_and_checkpoint import ModelOptions
 from streamh2o.cli.option_groups import expand_groups
 from streamh2o.cli.values import listed, numbers
 from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
+from streamh2o.extras import installed, notes_on_missing
 
 if TYPE_CHECKING:
     from streamh2o.runs.compare import Cell
@@ -120,6 +121,8 @@ def compare(
     check_columns(loaded, columns, options)
     against_full = against_full or "full" in specs
     with make_display(quiet) as display, Interrupt() as interrupt:
+        for note in notes_on_missing({"matplotlib": "running.png and budget.png", "pyarrow": "compare.parquet"}):
+            display.note(note)
         with interrupt.waiting():
             texts = []
             for source in sources:
@@ -166,12 +169,14 @@ def _report(
     from streamh2o.report.comparison_plots import plot_budget, plot_running
     from streamh2o.runs.outputs import json_lines
 
-    files = [
-        partial(write_json, cells, complete, out / "compare.json", first),
-        partial(write_parquet, cells, out / "compare.parquet", first),
-        partial(plot_running, cells, out / "running.png"),
-        partial(plot_budget, cells, out / "budget.png", first),
-    ]
+    files = [partial(write_json, cells, complete, out / "compare.json", first)]
+    if installed("pyarrow"):
+        files.append(partial(write_parquet, cells, out / "compare.parquet", first))
+    if installed("matplotlib"):
+        files += [
+            partial(plot_running, cells, out / "running.png"),
+            partial(plot_budget, cells, out / "budget.png", first),
+        ]
     give_results(
         json, json_lines([document(cells, complete, first)]), partial(_show, cells, out, first), files, failure
     )
@@ -184,4 +189,4 @@ def _show(cells: list[Cell], out: Path, first: int) -> None:
     from streamh2o.terminal_safe import visible
 
     show(render_comparison(rows(cells, first)))
-    print(f"\nPictures, JSON and Parquet: {visible(str(out))}", flush=True)
+    print(f"\nFiles: {visible(str(out))}", flush=True)

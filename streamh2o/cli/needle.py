@@ -14,6 +14,7 @@ from streamh2o.cli.model_and_checkpoint import ModelOptions
 from streamh2o.cli.option_groups import Without, expand_groups
 from streamh2o.cli.values import listed, numbers
 from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
+from streamh2o.extras import installed, notes_on_missing
 
 if TYPE_CHECKING:
     from streamh2o.ask.needle.evaluate import NeedleCell
@@ -143,6 +144,8 @@ def needle(
         return [trial for text, length in zip(texts, tokens, strict=True) for trial in task_trials(read, text, length)]
 
     with make_display(quiet) as display, Interrupt() as interrupt:
+        for note in notes_on_missing({"matplotlib": "needle.png"}):
+            display.note(note)
         with interrupt.waiting():
             wanted = trials()
         for method in methods:
@@ -182,10 +185,9 @@ def _report(cells: list[NeedleCell], complete: bool, out: Path, json: Path | Non
     from streamh2o.report.needles import document, write_json
     from streamh2o.runs.outputs import json_lines
 
-    files = [
-        partial(write_json, cells, complete, out / "needle.json"),
-        partial(plot_heat_map, cells, out / "needle.png"),
-    ]
+    files = [partial(write_json, cells, complete, out / "needle.json")]
+    if installed("matplotlib"):
+        files.append(partial(plot_heat_map, cells, out / "needle.png"))
     give_results(json, json_lines([document(cells, complete)]), partial(_show, cells, out), files, failure)
 
 
@@ -195,4 +197,4 @@ def _show(cells: list[NeedleCell], out: Path) -> None:
     from streamh2o.terminal_safe import visible
 
     show(render_needles(cells))
-    print(f"\nHeat map and JSON: {visible(str(out))}", flush=True)
+    print(f"\nFiles: {visible(str(out))}", flush=True)

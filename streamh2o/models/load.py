@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import sys
@@ -56,7 +55,7 @@ def load_model(
     place = choose_device(device)
     number = choose_dtype(dtype, place, weights)
     path = None if weights == "plain" else _require_packable(name, weights, place, device_map is not None)
-    spread = {} if device_map is None else {"device_map": _require_accelerate(device_map, device)}
+    spread = {} if device_map is None else {"device_map": _require_spreadable(device_map, device)}
     with quiet_transformers():
         folder = model_folder(name, trust_remote_code=trust_remote_code, tell=tell)
         how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
@@ -117,15 +116,11 @@ def _require_packable(name: str, weights: str, device: torch.device, spread: boo
     return path
 
 
-def _require_accelerate(device_map: str | dict[str, Any], device: str) -> str | dict[str, Any]:
+def _require_spreadable(device_map: str | dict[str, Any], device: str) -> str | dict[str, Any]:
     if device != "auto":
         raise UsageError(f"--device {device} puts the model on one device, and --device-map spreads it; leave one out.")
     if isinstance(device_map, str) and device_map != "auto":
         raise UsageError(f"--device-map {device_map}: must be auto.")
-    if importlib.util.find_spec("accelerate") is None:
-        raise UserError(
-            "--device-map needs accelerate, which is not installed; install it with: pip install accelerate"
-        )
     return device_map
 
 

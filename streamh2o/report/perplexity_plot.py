@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamh2o.errors import UsageError, UserError
+from streamh2o.extras import require_package
 from streamh2o.report.picture import COLOURS, DASHES, as_it_is, picture, short
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def check_format(path: Path, option: str = "--plot") -> None:
-    """Raises UsageError where the name's ending is not a kind of picture."""
+    """Raises UsageError where the name's ending is not a kind of picture, UserError where matplotlib is missing."""
     if path.suffix.lower().lstrip(".") not in FORMATS:
         raise UsageError(f"{option} {path}: end the name in one of {', '.join('.' + name for name in FORMATS)}.")
+    require_package("matplotlib", f"{option} {path}")
 
 
 def plot_curves(curves: Sequence[Curve], path: Path, title: str | None = None, window: int | None = None) -> None:

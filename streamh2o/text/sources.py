@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from streamh2o.errors import UserError
+from streamh2o.extras import require_package
 
 DOCUMENT_SEPARATOR = b"\n\n"
 _SPLITS = {"train", "training", "validation", "valid", "val", "dev", "test", "eval", "all"}
@@ -135,6 +136,7 @@ def _dataset_rows(name: str) -> list[Source]:
 
 def _dataset_parts(name: str) -> tuple[str, str | None, str, str | None]:
     """Data set, config, split and column of an `hf:` name; of three parts the middle one is the split or a config."""
+    require_package("datasets", name)
     dataset, *rest = name.removeprefix("hf:").split(":")
     if not dataset or not 1 <= len(rest) <= 3 or not all(rest):
         raise UserError(f"{name}: not a dataset; write hf:DATASET[:CONFIG]:SPLIT[:COLUMN], as in hf:pg19:test:text")
@@ -189,7 +191,7 @@ def _documents(name: str, dataset: str, config: str | None, split: str, column: 
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # failures are told once, by the UserError
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # failures are said once, by the UserError
     try:
         rows = iter(datasets.load_dataset(dataset, config, split=split, streaming=True))
         first = next(rows, None)

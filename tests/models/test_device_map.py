@@ -1,13 +1,11 @@
 """A model that accelerate has spread: here over memory and disk, since the tests know no GPU."""
 
-import importlib.util
-
 import pytest
 import torch
 
 from streamh2o import StreamCache
 from streamh2o.cache.rotary import Rotary
-from streamh2o.errors import UsageError, UserError
+from streamh2o.errors import UsageError
 from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
 from tests import tiny
@@ -18,7 +16,6 @@ SPREAD |= {"model.rotary_emb": "cpu", "lm_head": "disk"}
 
 @pytest.mark.parametrize("policy", ["streamh2o", "h2o", "spatten"])
 def test_a_model_partly_on_disk_gives_the_digits_of_one_in_memory(folder, policy):
-    pytest.importorskip("accelerate")
     whole = load_model(folder, "float32", "cpu").model
     spread = load_model(folder, "float32", device_map=SPREAD).model
     assert {str(part.device) for part in spread.parameters()} == {"cpu", "meta"}
@@ -28,7 +25,6 @@ def test_a_model_partly_on_disk_gives_the_digits_of_one_in_memory(folder, policy
 
 
 def test_generate_works_on_a_spread_model(folder):
-    pytest.importorskip("accelerate")
     written = []
     for extra in ({"device": "cpu"}, {"device_map": SPREAD}):
         model = load_model(folder, "float32", **extra).model
@@ -38,7 +34,6 @@ def test_generate_works_on_a_spread_model(folder):
 
 
 def test_auto_is_the_plain_model_where_all_fits(folder):
-    pytest.importorskip("accelerate")
     model = load_model(folder, "float32", device_map="auto").model
     assert {part.device.type for part in model.parameters()} == {model.device.type}
 
@@ -51,12 +46,8 @@ def test_angles_follow_the_keys_to_their_device():
     assert rotary.table(0, torch.device("cpu")) is rotary.tables[0]
 
 
-def test_what_cannot_be_is_one_sentence(folder, monkeypatch):
+def test_what_cannot_be_is_one_sentence(folder):
     with pytest.raises(UsageError, match="leave one out"):
         load_model(folder, device="cpu", device_map="auto")
     with pytest.raises(UsageError, match="must be auto"):
         load_model(folder, device_map="balanced")
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "accelerate" else find(name))
-    with pytest.raises(UserError, match="pip install accelerate"):
-        load_model(folder, device_map="auto")
