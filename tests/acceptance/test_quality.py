@@ -1,4 +1,4 @@
-"""The default policy against StreamingLLM and plain H2O: docs/results/quality.md, run again. About an hour on two cores.
+"""The default policy against StreamingLLM and plain H2O: docs/results/quality.md, run again; about an hour on 2 cores.
 
 On the books used for confirmation where they are at hand, else on Shakespeare (`make data`). Finished cells are kept in
 results/acceptance, so that a run that was stopped goes on.
