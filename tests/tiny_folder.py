@@ -10,7 +10,9 @@ from tests.toy_tokenizers import gpt2
 TEXT = "The quick brown fox jumps over the lazy dog. It's 1234567 times better, they'll say; we've seen it!\n"
 
 
-def make_folder(folder: Path, bos: bool = False, broken_token: str | None = None) -> Path:
+def make_folder(
+    folder: Path, bos: bool = False, broken_token: str | None = None, positions: int = 512
+) -> Path:
     """Write the model to `folder`. bos: its tokenizer puts one first. broken_token: its embedding is not a number."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=gpt2(), bos_token="<s>" if bos else None)
     if bos:
@@ -27,7 +29,7 @@ def make_folder(folder: Path, bos: bool = False, broken_token: str | None = None
             num_hidden_layers=2,
             num_attention_heads=8,
             num_key_value_heads=2,
-            max_position_embeddings=512,
+            max_position_embeddings=positions,
             bos_token_id=None,
             eos_token_id=None,
         )

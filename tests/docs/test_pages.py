@@ -1,0 +1,54 @@
+"""What the pages say of the code: the reference is what the code gives, and what they name is there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import typer
+
+from streamh2o.cli.main import app
+from tests.docs import commands_page
+from tests.docs.blocks import PAGES, ROOT
+
+ANOTHERS = {"--no-deps", "--include_path", "--tasks", "--model_args", "--output_path", "--log_samples", "--batch_size"}
+SCRIPTS = {"--facts", "--bytes", "--minutes", "--steps", "--race", "--tokens", "--limit", "--resume", "--absent"}
+
+
+def test_the_reference_of_commands_is_what_help_prints():
+    written, fresh = commands_page.TARGET.read_text("utf-8"), commands_page.page()
+    if f"typer {typer.__version__} -->" not in written:  # another release may lay the same help out otherwise
+        written, fresh = (sorted(set(re.findall(r"--[a-z][\w-]*", text))) for text in (written, fresh))
+    assert written == fresh, "run: python -m tests.docs.commands_page"
+
+
+def _options() -> set[str]:
+    return set(re.findall(r"--[a-z][\w-]*", "".join(text for _, text in _helps())))
+
+
+def _helps():
+    return commands_page.helps(typer.main.get_command(app), "streamh2o", None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_option_that_a_page_names_exists(page):
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text("utf-8")))
+    assert not named - _options() - ANOTHERS - SCRIPTS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_file_that_a_page_names_exists(page):
+    named = re.findall(r"(?<![\w/.])((?:streamh2o|tests|benchmarks|examples)/[\w/.]+\w)", page.read_text("utf-8"))
+    assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()]
+
+
+def test_every_test_that_the_promises_name_exists():
+    page = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert named
+    assert not {name for name in named if f"def {name}(" not in tests}
+
+
+def test_readme_is_read_in_one_sitting():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1000
