@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from streamh2o.errors import UsageError, UserError
 from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
     from streamh2o.api.answer import answer
     from streamh2o.api.generate import generate
     from streamh2o.models.load import load_model
-    from streamh2o.policies import Policy, make_policy
+    from streamh2o.policies import POLICIES, Policy, make_policy
     from streamh2o.stream.stream import Stream
     from streamh2o.stream.stream_cache import StreamCache
 
-__all__ = ["Policy", "Stream", "StreamCache", "__version__", "answer", "generate", "load_model", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "Stream",
+    "StreamCache",
+    "UsageError",
+    "UserError",
+    "__version__",
+    "answer",
+    "generate",
+    "load_model",
+    "make_policy",
+]
 
 _FROM = {
+    "POLICIES": "policies",
     "Policy": "policies",
     "Stream": "stream.stream",
     "StreamCache": "stream.stream_cache",
@@ -34,3 +48,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(f"{__name__}.{_FROM[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
