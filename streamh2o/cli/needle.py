@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +19,10 @@ from streamh2o.extras import installed, notes_on_missing
 
 if TYPE_CHECKING:
     from streamh2o.ask.needle.evaluate import NeedleCell
+    from streamh2o.ask.needle.methods import Method
+    from streamh2o.ask.needle.tasks import Item
     from streamh2o.ask.needle.trials import Trial
+    from streamh2o.models.loaded import Loaded
 
 app = make_app()
 _FACTS = "Facts"
@@ -91,7 +95,7 @@ def needle(
     For each length, made-up facts are planted at each depth of the text, and all of them are asked about in one pass.
     `answer` is what `streamh2o answer` does. A policy streams the text and is asked at its end, from what its cache has
     kept. The table counts right answers, how often one of the passages shown is the planted sentence, and how often a
-    question about what is not there is told to be so.
+    question that the text does not answer is not answered.
 
     Instead of made-up facts, --task takes LongEval's lines, the UUID pairs of Lost in the Middle, or bAbI 1.
 
@@ -104,61 +108,110 @@ def needle(
       streamh2o needle longeval.jsonl --task longeval --items 10 --policy answer,full
       streamh2o needle babi.txt --task babi --haystack book.txt --lengths 16000
     """
-    from streamh2o.ask.needle.evaluate import make_methods
+    from streamh2o.ask.needle.facts import require_kinds
+    from streamh2o.ask.needle.methods import make_methods
+    from streamh2o.ask.needle.tasks import read_items
     from streamh2o.runs.outputs import check_outputs, make_folder
 
     check_outputs({"--json": json}, [*inputs, *(haystack or []), machine.model])
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: this is a file; name a folder.")
-    if haystack and not task:
-        raise UsageError("--haystack: only goes with --task; without it the INPUT is the haystack.")
     methods = make_methods(listed(policy, "--policy"), cache)
-    tokens = numbers(lengths, "--lengths")
-    percents = numbers(depths, "--depths")
+    tokens, percents = numbers(lengths, "--lengths"), numbers(depths, "--depths")
     if max(percents) > 100:
         raise UsageError(f"--depths {depths}: a depth is a percentage, at most 100.")
+    texts: _Facts | _Task
+    if task is None:
+        if haystack:
+            raise UsageError("--haystack: only goes with --task; without it the INPUT is the haystack.")
+        wanted = listed(kinds, "--kinds")
+        require_kinds(wanted)
+        texts = _Facts(inputs, tokens, [percent / 100 for percent in percents], per_depth, absent, wanted, seed)
+    else:
+        if len(inputs) != 1:
+            raise UsageError(f"--task {task}: takes one file as INPUT, not {len(inputs)}.")
+        texts = _Task(read_items(Path(inputs[0]), task, items), haystack or [], tokens)
+    make_folder(out)
+    raise typer.Exit(_run(texts, methods, machine.load(), chunk, out, json, quiet))
 
-    from streamh2o.ask.needle.evaluate import evaluate
-    from streamh2o.ask.needle.tasks import read_items
-    from streamh2o.ask.needle.trials import cut, fact_trials, task_trials
+
+@dataclass(frozen=True)
+class _Facts:
+    """Made-up facts, planted in the inputs."""
+
+    inputs: list[str]
+    lengths: list[int]
+    depths: list[float]
+    per_depth: int
+    absent: int
+    kinds: list[str]
+    seed: int
+
+    def trials(self, tokenizer: Any) -> list[Trial]:
+        from streamh2o.ask.needle.trials import cut, fact_trials
+        from streamh2o.text.sources import open_inputs
+
+        texts = cut(open_inputs(self.inputs), tokenizer, self.lengths)
+        return list(
+            fact_trials(
+                texts,
+                self.lengths,
+                self.depths,
+                per_depth=self.per_depth,
+                absent=self.absent,
+                kinds=self.kinds,
+                seed=self.seed,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The items of a task's file, lost in the texts of `haystack` if there are any."""
+
+    items: list[Item]
+    haystack: list[str]
+    lengths: list[int]
+
+    def trials(self, tokenizer: Any) -> list[Trial]:
+        from streamh2o.ask.needle.trials import cut, task_trials
+        from streamh2o.text.sources import open_inputs
+
+        if not self.haystack:
+            return list(task_trials(self.items))
+        texts = cut(open_inputs(self.haystack), tokenizer, self.lengths)
+        pairs = zip(texts, self.lengths, strict=True)
+        return [trial for text, length in pairs for trial in task_trials(self.items, text, length)]
+
+
+def _run(
+    texts: _Facts | _Task,
+    methods: list[Method],
+    loaded: Loaded,
+    chunk: int,
+    out: Path,
+    json: Path | None,
+    quiet: bool,
+) -> int:
+    """Every trial by every method, then the results; returns the exit code."""
+    from streamh2o.ask.needle.evaluate import evaluate, plan
     from streamh2o.report.live import make_display
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.options import RunOptions
-    from streamh2o.text.sources import open_inputs
 
-    make_folder(out)
-    loaded = machine.load()
-
-    def trials() -> list[Trial]:
-        if task is None:
-            texts = cut(open_inputs(inputs), loaded.tokenizer, tokens)
-            places = [percent / 100 for percent in percents]
-            wanted = listed(kinds, "--kinds")
-            return list(fact_trials(texts, tokens, places, per_depth=per_depth, absent=absent, kinds=wanted, seed=seed))
-        if len(inputs) != 1:
-            raise UsageError(f"--task {task}: takes one file as INPUT, not {len(inputs)}.")
-        read = read_items(Path(inputs[0]), task, items)
-        if not haystack:
-            return list(task_trials(read))
-        texts = cut(open_inputs(haystack), loaded.tokenizer, tokens)
-        return [trial for text, length in zip(texts, tokens, strict=True) for trial in task_trials(read, text, length)]
-
+    finished: list[NeedleCell] = []
+    failure: UserError | None = None
     with make_display(quiet) as display, Interrupt() as interrupt:
         for note in notes_on_missing({"matplotlib": "needle.png"}):
             display.note(note)
         with interrupt.waiting():
-            wanted = trials()
-        for method in methods:
-            for length in sorted({trial.length for trial in wanted if not method.fits(loaded, trial)}):
-                display.note(f"{method.label}: {length:,} tokens are more than the model can hold, so it is left out.")
-        expected = sum(method.fits(loaded, trial) for trial in wanted for method in methods)
-        finished: list[NeedleCell] = []
-        failure: UserError | None = None
+            wanted, too_long = plan(loaded, texts.trials(loaded.tokenizer), methods)
+        for label, length in dict.fromkeys((method.label, trial.length) for trial, method in too_long):
+            display.note(f"{label}: {length:,} tokens are more than the model can hold, so it is left out.")
         try:
             for cell in evaluate(
                 loaded,
                 wanted,
-                methods,
                 out,
                 RunOptions(chunk=chunk),
                 interrupt=interrupt,
@@ -170,12 +223,12 @@ def needle(
                     break
         except UserError as error:
             failure = error
-    complete = len(finished) == expected
+    complete = len(finished) == len(wanted)
     if finished:
         _report(finished, complete, out, json, failure)
     elif failure is not None:
         raise failure
-    raise typer.Exit(DONE if complete else INTERRUPTED)
+    return DONE if complete else INTERRUPTED
 
 
 def _report(cells: list[NeedleCell], complete: bool, out: Path, json: Path | None, failure: UserError | None) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from numbers import Integral, Real
-from typing import ClassVar, Literal, NamedTuple, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
 from streamh2o.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Positions = Literal["rolled", "distance"]
 
@@ -120,6 +121,8 @@ class Policy:
 
     def query_weights(self, chunk: int, device: torch.device) -> Tensor:
         """What the attention of each of a chunk's queries counts when the chunk ends: [chunk], newest last."""
+        import torch
+
         age = torch.arange(chunk - 1, -1, -1, dtype=torch.float32, device=device)
         return self.decay ** (age / 256)
 
@@ -147,6 +150,8 @@ class Policy:
 
         A policy that looks across layers says so by `across_layers`; the others may be asked one layer at a time.
         """
+        import torch
+
         if type(self).priority is not Policy.priority:
             return [self.priority(middle.scores, middle.source_index, seen) for middle in layers]
         priorities: list[Tensor] = []

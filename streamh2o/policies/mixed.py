@@ -1,13 +1,15 @@
 """Policies with a rule of their own for the middle that can leave a share of it to heavy hitters: `NAME+h2`."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 H2_SHARE = 0.5  # of a policy called `NAME+h2`
 
@@ -39,6 +41,8 @@ class Mixed(Policy):
 
         scores and order: [batch, kv_heads, middle]. A slot that both would choose takes one slot, not two.
         """
+        import torch
+
         top = torch.finfo(order.dtype).max if order.is_floating_point() else torch.iinfo(order.dtype).max
         hitters = scores.topk(int(self.share * self.hitters), dim=-1).indices
         return order.scatter(-1, hitters, top)

@@ -1,12 +1,15 @@
 """Sparse Transformer, strided: a recent window and every l-th token before it."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from streamh2o.errors import UsageError
 from streamh2o.policies.mixed import Pattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

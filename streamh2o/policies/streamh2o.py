@@ -1,13 +1,16 @@
 """The default: heavy hitters by the recent mean of their long-range attention, at their true distance."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Policy, Positions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_HITTERS = 320  # by default; what a larger budget has beyond is better spent on the window
 LEAST_QUERIES = 16  # a mean of fewer queries is noise

@@ -1,15 +1,18 @@
 """Top-K: what the newest queries look at, however much attention a slot received before."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from streamh2o.errors import UsageError
 from streamh2o.policies.base import Middle
 from streamh2o.policies.mixed import Mixed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class TopK(Mixed):
             raise UsageError(f"The newest of {self.name} are {self.newest} queries; at least 1 is needed.")
 
     def newest_weights(self, chunk: int, device: torch.device) -> Tensor:
+        import torch
+
         return torch.arange(chunk, 0, -1, device=device) <= self.newest
 
     def priorities(self, layers: Sequence[Middle], seen: int) -> Sequence[Tensor]:

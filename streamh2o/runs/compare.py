@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamh2o.errors import UsageError, UserError
-from streamh2o.policies import Policy, find_policy, make_policy
+from streamh2o.errors import UserError
+from streamh2o.policies import Policy, make_policy
+from streamh2o.policies.specs import policy_from_spec
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions, open_stream
 from streamh2o.runs.outputs import make_folder, write_whole
@@ -52,46 +53,18 @@ Plan = list[tuple[ReadText, Column]]
 def make_columns(specs: Sequence[str], caches: Sequence[int], sinks: int | None = None) -> list[Column]:
     """Every policy at every budget, budgets outermost; twice the same is one.
 
-    specs: `NAME` or `NAME:KNOB=VALUE:KNOB=VALUE`, a knob being a field of the policy. sinks: for the policies that keep
-    sinks at all. Raises UsageError that names the rule broken.
+    specs, sinks: see `policy_from_spec`. Raises UsageError that names the rule broken.
     """
     columns: dict[tuple[str, int], Column] = {}
     for cache in caches:
         for spec in specs:
-            name, knobs = _parse(spec)
-            if sinks is not None and find_policy(name).default_sinks:
-                knobs.setdefault("sinks", sinks)
-            columns[spec, cache] = Column(spec, cache, make_policy(name, cache=cache, **knobs))
+            columns[spec, cache] = Column(spec, cache, policy_from_spec(spec, cache, sinks))
     return list(columns.values())
 
 
 def full_column(trained: int) -> Column:
     """The model, trained on so many positions, with the whole text before each token."""
     return Column("full", None, make_policy("full", cache=trained))
-
-
-def _parse(spec: str) -> tuple[str, dict[str, Any]]:
-    name, *knobs = spec.split(":")
-    values: dict[str, Any] = {}
-    for knob in knobs:
-        key, equals, value = knob.partition("=")
-        if not key or not equals or not value:
-            raise UsageError(f"--policy {spec}: write NAME:KNOB=VALUE, as in h2o:recent=64.")
-        if key.strip() in ("name", "cache"):
-            raise UsageError(
-                f"--policy {spec}: {key.strip()} is no knob; name the policy first and its slots by --cache."
-            )
-        values[key.strip()] = _number(value.strip())
-    return name, values
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def check_columns(loaded: Loaded, columns: Sequence[Column], options: RunOptions) -> None:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from streamh2o.ask.answer import Answer
 from streamh2o.ask.answer_run import answer_questions
 from streamh2o.ask.ask_cache import ask_stream, ask_with_all
+from streamh2o.ask.needle.methods import Method
 from streamh2o.ask.needle.trials import Asked, Trial
 from streamh2o.ask.read_passage import LONGEST_ANSWER, words
 from streamh2o.errors import UsageError
 from streamh2o.models.prompts import Prompter
-from streamh2o.policies import Policy
-from streamh2o.runs.compare import make_columns
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions
 from streamh2o.runs.outputs import write_whole
@@ -28,25 +27,6 @@ from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
-
-ROOM = 256  # positions for examples, question and answer beside the text
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to answer. `answer`: the product's, which reads again; `full`: the whole text in one prompt; else the text
-    streams under `policy`, and the questions are put to what the cache has kept."""
-
-    label: str
-    cache: int
-    policy: Policy | None = None
-
-    def fits(self, loaded: Loaded, trial: Trial) -> bool:
-        """Whether the model can hold what the method wants it to hold."""
-        if self.label != "full":
-            return True
-        tokens = len(loaded.tokenizer(trial.text.decode(), add_special_tokens=False).input_ids)
-        return tokens + ROOM <= loaded.trained_positions
 
 
 @dataclass(frozen=True)
@@ -92,33 +72,12 @@ class NeedleCell:
         return cls(**{**data, "outcomes": tuple(Outcome(**each) for each in data["outcomes"])})
 
 
-def make_methods(specs: Sequence[str], cache: int) -> list[Method]:
-    """`answer`, `full`, or a policy as `compare` takes it. Raises UsageError for others."""
-    methods = []
-    for spec in dict.fromkeys(specs):
-        if spec in ("answer", "full"):
-            methods.append(Method(spec, cache))
-        else:
-            methods.append(Method(spec, cache, make_columns([spec], [cache])[0].policy))
-            if methods[-1].policy is not None and methods[-1].policy.recomputes:
-                raise UsageError(f"--policy {spec}: keeps nothing that could be asked; leave it out.")
-    return methods
+Wanted = list[tuple[Trial, Method]]
 
 
-def evaluate(
-    loaded: Loaded,
-    trials: Sequence[Trial],
-    methods: Sequence[Method],
-    out: Path,
-    options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
-    *,
-    interrupt: Interrupt | None = None,
-    observer: Observer = lambda _: None,
-    begin: Callable[[str, int, int], None] = lambda *_: None,
-) -> Iterator[NeedleCell]:
-    """Every trial by every method that it fits, in order; a cell that `out` holds is not run again.
+def plan(loaded: Loaded, trials: Sequence[Trial], methods: Sequence[Method]) -> tuple[Wanted, Wanted]:
+    """Every trial by every method, trials outermost: those that the model can hold, and those that it can't.
 
-    Ends early if interrupted. begin: called before a cell runs, with its name, its number and how many there are.
     Raises UsageError where the model is too short for a question after a full cache.
     """
     prompter = Prompter(loaded.tokenizer)
@@ -129,7 +88,28 @@ def evaluate(
                 f"--cache {method.cache} and a question need {method.cache + longest} positions, the model was trained "
                 f"on {loaded.trained_positions}; lower --cache."
             )
-    wanted = [(trial, method) for trial in trials for method in methods if method.fits(loaded, trial)]
+    fitting: Wanted = []
+    too_long: Wanted = []
+    for trial in trials:
+        for method in methods:
+            (fitting if method.fits(loaded, trial) else too_long).append((trial, method))
+    return fitting, too_long
+
+
+def evaluate(
+    loaded: Loaded,
+    wanted: Wanted,
+    out: Path,
+    options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+    *,
+    interrupt: Interrupt | None = None,
+    observer: Observer = lambda _: None,
+    begin: Callable[[str, int, int], None] = lambda *_: None,
+) -> Iterator[NeedleCell]:
+    """The cells of `wanted` in order; one that `out` holds is not run again. Ends early if interrupted.
+
+    begin: called before a cell runs, with its name, its number and how many there are.
+    """
     for number, (trial, method) in enumerate(wanted, 1):
         path = out / f"{_key(loaded, trial, method, options)}.json"
         cell = _load(path)

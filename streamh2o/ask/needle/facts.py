@@ -98,14 +98,19 @@ KINDS: dict[str, tuple[tuple[str, str, str], ...]] = {
 }
 
 
+def require_kinds(kinds: Sequence[str]) -> None:
+    """Raise UsageError for a kind that is not in KINDS."""
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UsageError(f"--kinds: there is no kind {kind!r}; choose from {', '.join(KINDS)}.")
+
+
 def make_facts(count: int, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> list[Fact]:
     """`count` facts about different people and towns, `kinds` in turn; the same for the same seed.
 
     Raises UsageError for a kind that is not in KINDS, or more facts than there are names.
     """
-    for kind in kinds:
-        if kind not in KINDS:
-            raise UsageError(f"--kinds: there is no kind {kind!r}; choose from {', '.join(KINDS)}.")
+    require_kinds(kinds)
     chance = random.Random(seed)
     people, towns = (
         [start + end for start in starts.split() for end in ends.split()] for starts, ends in (_PEOPLE, _TOWNS)
