@@ -10,9 +10,7 @@ from tests.toy_tokenizers import gpt2
 TEXT = "The quick brown fox jumps over the lazy dog. It's 1234567 times better, they'll say; we've seen it!\n"
 
 
-def make_folder(
-    folder: Path, bos: bool = False, broken_token: str | None = None, positions: int = 512
-) -> Path:
+def make_folder(folder: Path, bos: bool = False, broken_token: str | None = None, positions: int = 512) -> Path:
     """Write the model to `folder`. bos: its tokenizer puts one first. broken_token: its embedding is not a number."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=gpt2(), bos_token="<s>" if bos else None)
     if bos:

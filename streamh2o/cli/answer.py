@@ -12,6 +12,7 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.model_and_checkpoint import CheckpointOptions, ModelOptions, check_checkpoint
 from streamh2o.cli.option_groups import Without, expand_groups
+from streamh2o.cli.values import at_least
 from streamh2o.errors import DONE, INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +76,12 @@ def answer(
     ] = 1024,
     chunk: Annotated[
         int,
-        typer.Option(metavar="N", rich_help_panel="Cache", help="Tokens of a pass; questions follow every second."),
+        typer.Option(
+            metavar="N",
+            callback=at_least("--chunk", 1),
+            rich_help_panel="Cache",
+            help="Tokens of a pass; questions follow every second.",
+        ),
     ] = 256,
     reading: Annotated[opt.ReadOptions, Without("newline", "allow_special")],
     every: Annotated[

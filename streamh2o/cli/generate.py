@@ -136,6 +136,7 @@ def generate(
       streamh2o generate --chat --system "You are a patient teacher."
     """
     from streamh2o.errors import UsageError
+    from streamh2o.policies import find_policy
     from streamh2o.runs.generate.sampling import Sampling
     from streamh2o.runs.outputs import check_outputs, is_stdout
 
@@ -146,8 +147,10 @@ def generate(
         raise UsageError(
             "--checkpoint saves a text that is continued, and no chat; its --transcript keeps what was said."
         )
-    if chunk < 1:
-        raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
+    if chat:  # whose sinks follow from the system prompt
+        find_policy(caching.policy)
+    else:
+        caching.make_policy()
     if greedy and (given := ctx.get_parameter_source("temperature")) and given.name == "COMMANDLINE":
         raise UsageError("--greedy takes the likeliest token, whatever --temperature says; leave one of them out.")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)

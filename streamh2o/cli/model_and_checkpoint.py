@@ -37,6 +37,7 @@ class ModelOptions:
         str,
         typer.Option(
             metavar="auto|float32|bfloat16|float16",
+            callback=one_of("--dtype", "auto", "float32", "bfloat16", "float16"),
             rich_help_panel=_MODEL,
             help="Number format; auto is bfloat16 where the processor has fast instructions for it, else float32.",
         ),
@@ -81,6 +82,7 @@ class ModelOptions:
         str,
         typer.Option(
             metavar="auto|torch|compiled",
+            callback=one_of("--kernel", "auto", "torch", "compiled"),
             rich_help_panel=_MODEL,
             help="How attention is computed; auto is compiled (for this machine, at first use; on a GPU by Triton) "
             "where it can be, else torch.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamh2o.cli.values import chunk_or_auto, one_of
+from streamh2o.cli.values import at_least, chunk_or_auto, one_of
 
 if TYPE_CHECKING:
     from streamh2o.policies import Policy
@@ -154,7 +154,9 @@ PerHead = Annotated[
 ]
 Chunk = Annotated[
     int,
-    typer.Option(metavar="N", rich_help_panel=_CACHE, help="Tokens of one forward pass."),
+    typer.Option(
+        metavar="N", callback=at_least("--chunk", 1), rich_help_panel=_CACHE, help="Tokens of one forward pass."
+    ),
 ]
 ChunkOrAuto = Annotated[
     int,

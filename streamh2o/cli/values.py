@@ -18,6 +18,17 @@ def one_of(option: str, *values: str) -> Callable[[str | None], str | None]:
     return check
 
 
+def at_least(option: str, least: int) -> Callable[[int | None], int | None]:
+    """A callback that lets numbers from `least` up, and None, through."""
+
+    def check(value: int | None) -> int | None:
+        if value is not None and value < least:
+            raise UsageError(f"{option} is {value}; it must be at least {least}.")
+        return value
+
+    return check
+
+
 def chunk_or_auto(text: str | int) -> int:
     """A number of tokens, 0 for `auto`."""
     if text == "auto":
