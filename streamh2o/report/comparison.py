@@ -28,9 +28,9 @@ def rows(cells: Sequence[Cell], first: int = 0) -> list[dict[str, Any]]:
     """A flat row a cell: what Parquet holds.
 
     policy: as the user wrote it; knobs: its fields as JSON. cache: None for all of the text. change: perplexity against
-    StreamingLLM's on the same text at the same budget, in percent, below 0 where lower; None where that is missing.
+    StreamingLLM's on the same text at the same budget, in percent, below 0 where lower; None without StreamingLLM.
     change_error: its standard error, in percent, from the differences of blocks of 500 tokens. first: count the losses
-    from this token of the text on, the ones before only having filled the cache.
+    from this token of the text on; the tokens before it only fill the cache.
     """
     reference = {(id(c.text), c.column.cache): c for c in cells if c.column.label == REFERENCE}
     flat = []
@@ -78,15 +78,17 @@ def _counted(cell: Cell, first: int) -> tuple[np.ndarray, int]:
 
 
 def _sums(losses: np.ndarray) -> dict[str, Any]:
-    """What `PerplexityRun.result` gives for a whole text; of a part the bytes and words are not known."""
+    """The sums that `PerplexityRun.result` has for a whole text. The bytes and words of a part are not known."""
     total = float(losses.sum(dtype=np.float64))
     mean = total / len(losses)
     return {**dict.fromkeys(_SUMS), "scored": len(losses), "nll_sum": total, "nll_mean": mean, "ppl": exp(mean)}
 
 
 def _standard_error(difference: np.ndarray) -> float | None:
-    """Of the mean difference, in percent: neighbouring losses go together, blocks of them hardly do. None where there
-    are too few blocks to tell."""
+    """Of the mean difference, in percent, from means of blocks: single losses depend on their neighbours.
+
+    None where there are fewer than `LEAST_BLOCKS`.
+    """
     blocks = len(difference) // BLOCK
     if blocks < LEAST_BLOCKS:
         return None
@@ -96,7 +98,7 @@ def _standard_error(difference: np.ndarray) -> float | None:
 
 def means(flat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Over the inputs, for each policy and budget that has run on all of them: geometric mean of the perplexities, and
-    of the changes; tokens per second of all together. Nothing where there is one input."""
+    of the changes; tokens per second over all inputs. Empty where there is one input."""
     inputs = {(row["input"], row["sha256"]) for row in flat}
     groups: dict[tuple[str, int | None], list[dict[str, Any]]] = {}
     for row in flat:
@@ -126,7 +128,7 @@ def means(flat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def blocks(flat: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """What is shown together: each input's rows under its name, then the means; budgets ascending, the best first."""
+    """Titles with their rows: each input, then the means. Budgets ascend; within one the lowest perplexity is first."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in flat:
         groups.setdefault((row["input"], row["sha256"]), []).append(row)

@@ -135,7 +135,7 @@ def _draw_budgets(
 
 
 def _places(text: ReadText, points: int) -> np.ndarray:
-    """Tokens read at so many points of a text, evenly spaced, the last one its end."""
+    """Tokens read at so many evenly spaced points of a text, the last one its end."""
     scored = text.length - 1
     return np.linspace(1, scored, points).round() + (text.tokens - scored)
 
@@ -170,7 +170,7 @@ def _without(style: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _limits(values: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
-    """Bottom and top of a panel. What ends far above the others leaves the panel, not to flatten the rest."""
+    """Bottom and top of a panel. A line that ends far above the others leaves the panel; it would flatten the rest."""
     middle, low = sorted(ends)[len(ends) // 2], min(values)
     highest = middle + max(0.35 * abs(middle), 3 * (middle - low))
     high = max(value for value in (*values, middle) if value <= highest)
@@ -212,7 +212,7 @@ def _dress(axes: Axes, title: str, limits: tuple[float, float], labels: Sequence
 
 
 def _spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending `heights`, moved as little as a simple rule allows until neighbours are `gap` apart and below 1."""
+    """Ascending `heights`, moved apart until neighbours are `gap` apart and all are at most 1."""
     placed: list[float] = []
     for height in heights:
         placed.append(max(height, placed[-1] + gap) if placed else height)

@@ -122,9 +122,9 @@ def ages(kept: Kept) -> str:
             y = row * layer + height * (head + 0.5)
             least, low_quarter, middle, high_quarter, most = (scale.x(max(1.0, age)) for age in five)
             name = f"layer {layer}, head {head}" if by_head else f"layer {layer}"
-            told = " · ".join(count(round(age)) for age in five)
+            five_ages = " · ".join(count(round(age)) for age in five)
             parts.append(
-                f"<g><title>{name}: ages {told} (5, 25, 50, 75, 95 %)</title>"
+                f"<g><title>{name}: ages {five_ages} (5, 25, 50, 75, 95 %)</title>"
                 f'<rect class="hit" x="{least:.1f}" y="{y - height / 2:.1f}" width="{max(1, most - least):.1f}" '
                 f'height="{height:.1f}"/>'
                 f'<line class="thin" x1="{least:.1f}" x2="{most:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'

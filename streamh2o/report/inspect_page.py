@@ -1,4 +1,4 @@
-"""What the cache kept as one HTML page: nothing from outside, no script, and nothing in the book's text is obeyed."""
+"""What the cache kept as one HTML page: it loads nothing, has no script, and shows a text's markup as text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(inspection: Inspection) -> str:
 
 
 def shown(text: str) -> str:
-    """Any text as HTML on one line: what a terminal or a browser could obey written as an escape."""
+    """Any text as HTML on one line; control characters and markup are escaped."""
     return html.escape(visible(text))
 
 
@@ -97,7 +97,7 @@ def _settings(inspection: Inspection) -> str:
         ("cache", f"{count(result['cache'])} slots per head = {bounds}"),
         *((knob, shown(str(result[knob]))) for knob in ("far", "decay", "positions", "reach") if knob in result),
         ("chunk", count(result["chunk"])),
-        ("model", f"{shown(str(result['model']['name']))}, {kept.layers} layers of {kept.heads} heads"),
+        ("model", f"{shown(str(result['model']['name']))}, {kept.layers} layers of {kept.heads} KV heads"),
         ("numbers", f"{shown(result['dtype'])} on {shown(result['device'])}"),
         (
             "text",
@@ -143,7 +143,8 @@ def _row(inspection: Inspection, each: InContext) -> str:
     rank = "-" if held.rank is None else decimal(float(held.rank[each.row]), 1)
     layers = np.flatnonzero(held.by_layer[each.row])
     before, text, after = (
-        html.escape(each) for each in (context_line(each.before), token_line(each.text), context_line(each.after))
+        html.escape(part)
+        for part in (context_line(each.before).lstrip(), token_line(each.text), context_line(each.after))
     )
     lit = f'{before}<mark class="k{figures.level(math.sqrt(share))}">{text or "▯"}</mark>{after}'
     return (
@@ -191,12 +192,12 @@ def _fold(inspection: Inspection, first: int, stop: int) -> str:
     number = f"{count(stop - first)} token{'s' if stop - first > 1 else ''}"
     inside = int(np.searchsorted(held.token, stop) - np.searchsorted(held.token, first))
     if first >= kept.tokens - kept.recent:
-        said = f"{number} of the recent window"
+        words = f"{number} of the recent window"
     elif inside:
-        said = f"{number}, {count(inside)} of them held by fewer than {count(inspection.excerpts.least)} heads"
+        words = f"{number}, {count(inside)} of them held by fewer than {count(inspection.excerpts.least)} heads"
     else:
-        said = f"{number}, none kept"
-    return f'<div class="fold">… {said} …</div>'
+        words = f"{number}, none kept"
+    return f'<div class="fold">… {words} …</div>'
 
 
 class _Kind(NamedTuple):
@@ -230,10 +231,10 @@ def _kind(inspection: Inspection, unit: Unit) -> _Kind:
     if len(rows) == 0:
         return _Kind("")
     share = int(held.pairs[rows].max()) / kept.pairs
-    return _Kind(f"k{figures.level(math.sqrt(share))}", "; ".join(_told(inspection, int(row)) for row in rows))
+    return _Kind(f"k{figures.level(math.sqrt(share))}", "; ".join(_hover(inspection, int(row)) for row in rows))
 
 
-def _told(inspection: Inspection, row: int) -> str:
+def _hover(inspection: Inspection, row: int) -> str:
     """A hitter's figures for its hover title."""
     kept, held = inspection.kept, inspection.held
     token = int(held.token[row])

@@ -22,7 +22,7 @@ _BAR = 40  # columns
 
 
 class Display:
-    """Says nothing (`--quiet`). The others are told in the same three ways."""
+    """The display of `--quiet`, which shows nothing. The others have the same methods."""
 
     def __enter__(self) -> Display:
         return self
@@ -31,7 +31,7 @@ class Display:
         self.end()
 
     def begin(self, name: str, number: int = 1, of: int = 1) -> None:
-        """An input starts: its name, and the how manieth of how many it is."""
+        """An input starts: its name, its number, and how many inputs there are."""
 
     def __call__(self, progress: Progress) -> None:
         """A chunk is done."""
@@ -142,7 +142,7 @@ def holds(progress: Progress) -> str:
 
 
 def line(progress: Progress) -> str:
-    """One line that says it all."""
+    """Where a run stands, on one line."""
     percent = "" if progress.fraction is None else f"{progress.fraction:.1%}, "
     left = time_left(progress)
     ppl = (
@@ -157,7 +157,7 @@ def line(progress: Progress) -> str:
 
 
 def frame(label: str, progress: Progress) -> RenderableType:
-    """The same as lines with a bar."""
+    """Where a run stands, as a bar and a line for each of speed, perplexity, cache and memory."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -21,7 +21,7 @@ HEADERS = ("method", "length", "cache", "answered", "place", "not there", "time"
 
 @dataclass(frozen=True)
 class Row:
-    """All cells of one method and length. Shares are (how many, of how many); None where there is nothing to tell."""
+    """All cells of one method and length. Shares are (how many, of how many); None where there are none."""
 
     method: str
     length: int

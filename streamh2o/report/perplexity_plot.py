@@ -65,7 +65,7 @@ def _finish(axes: Axes, curves: Sequence[Curve], title: str | None, window: int 
 
 
 def _limits(curves: Iterable[Curve]) -> tuple[float, float]:
-    """Where the lines live; a few wild first tokens, always too high, would flatten the rest."""
+    """Bottom and top of the picture. The first tokens are left out, since their high values would flatten the rest."""
     running = [value for curve in curves for value in curve.ppl]
     settled = [value for curve in curves for value in curve.ppl[len(curve.ppl) // 20 :]]
     windowed = sorted(value for curve in curves for value in curve.window[len(curve.window) // 20 :])
