@@ -19,7 +19,7 @@ MOST = 10
 _ROOM = 30  # characters of context on either side
 
 
-def facts(inspection: Inspection) -> list[tuple[str, str]]:
+def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     """Names and values."""
     kept, held, result = inspection.kept, inspection.held, inspection.result
     parts = f"{count(kept.sinks)} sinks + {count(kept.hitters)} hitters + {count(kept.recent)} recent"
@@ -53,7 +53,7 @@ def render_inspection(inspection: Inspection, page: str | None) -> RenderableTyp
 
     kept, held = inspection.kept, inspection.held
     title = inspection.name + ("" if inspection.result["complete"] else " (incomplete)")
-    parts = [make_facts(title, facts(inspection) + ([("page", page)] if page is not None else []))]
+    parts = [make_facts(title, _facts(inspection) + ([("page", page)] if page is not None else []))]
     if not inspection.most_held:
         return parts[0]
     table = make_table(("heads", "age", "most held"), left=(2,))

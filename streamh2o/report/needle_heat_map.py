@@ -10,7 +10,12 @@ from streamh2o.report.picture import as_it_is, picture
 from streamh2o.terminal import count
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
     from streamh2o.ask.needle.evaluate import NeedleCell, Outcome
+
+_LIGHT = 0.6  # a share from which on its colour is light
 
 
 def accuracy(outcomes: Iterable[Outcome]) -> dict[float, float]:
@@ -32,16 +37,26 @@ def plot_heat_map(cells: Sequence[NeedleCell], path: Path) -> None:
         panels = figure.subplots(1, len(methods), sharey=True, squeeze=False)[0]
         image: Any = None
         for panel, method in zip(panels, methods, strict=True):
-            grid = [[float("nan")] * len(lengths) for _ in depths]
-            for column, length in enumerate(lengths):
-                outcomes = [o for c in cells if c.method == method and c.length == length for o in c.outcomes]
-                for depth, share in accuracy(outcomes).items():
-                    grid[depths.index(depth)][column] = share
-            image = panel.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+            image = _draw(panel, [cell for cell in cells if cell.method == method], lengths, depths)
             panel.set_title(as_it_is(method), fontsize=9)
-            panel.set_xticks(range(len(lengths)), [count(length) if length else "as it is" for length in lengths])
-            panel.tick_params(axis="x", labelrotation=45, labelsize=7)
-            panel.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=7)
-        panels[0].set_ylabel("depth")
+        panels[0].set_ylabel("depth", fontsize=9)
         figure.supxlabel("tokens of text", fontsize=9)
-        figure.colorbar(image, ax=list(panels), label="share answered")
+        bar = figure.colorbar(image, ax=list(panels), format=lambda share, _: f"{share:.0%}")
+        bar.set_label("share answered", fontsize=9)
+        bar.ax.tick_params(labelsize=7)
+
+
+def _draw(panel: Axes, cells: Sequence[NeedleCell], lengths: Sequence[int], depths: Sequence[float]) -> AxesImage:
+    """One method's shares, as colours and numbers; where nothing was asked the panel stays white."""
+    grid = [[float("nan")] * len(lengths) for _ in depths]
+    for column, length in enumerate(lengths):
+        outcomes = [outcome for cell in cells if cell.length == length for outcome in cell.outcomes]
+        for depth, share in accuracy(outcomes).items():
+            row = depths.index(depth)
+            grid[row][column] = share
+            colour = "white" if share < _LIGHT else "black"
+            panel.text(column, row, f"{share:.0%}", color=colour, fontsize=7, ha="center", va="center")
+    panel.set_xticks(range(len(lengths)), [count(length) if length else "as it is" for length in lengths])
+    panel.tick_params(axis="x", labelrotation=45, labelsize=7)
+    panel.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=7)
+    return panel.imshow(grid, vmin=0, vmax=1, cmap="cividis", aspect="auto")

@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamh2o.extras import require_package
 from streamh2o.runs.outputs import write_whole
 from streamh2o.terminal_safe import visible
 
@@ -27,8 +28,9 @@ def picture(path: Path, inches: tuple[float, float], dpi: int = 150) -> Iterator
     """An empty figure to draw on. At the end Agg draws it into `path`, in the format of the name's ending.
 
     pyplot and the choice of a backend are left to the user's own program. Raises UserError where `path` can't be
-    written.
+    written, and where matplotlib is not installed.
     """
+    require_package("matplotlib", str(path))
     matplotlib = _import_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
