@@ -14,9 +14,8 @@ WEIGHTS = (12.44, -5.07, 0.46)  # of one and of `features`; benchmarks/fit_confi
 def features(reading: Reading, best: Sentence) -> tuple[float, ...]:
     """What confidence is made of.
 
-    How unexpected the best sentence leaves the word of the question that fits it least, as the logarithm of one more
-    than its loss in nats (what tells 2 nats from 6 matters more than what tells 20 from 30); and the log-probability of
-    the answer, in nats.
+    ln(1 + the loss, in nats, of the question's word that is least expected after the best sentence): the step from 2 to
+    6 nats matters more than that from 20 to 30. And the log-probability of the answer, in nats.
     """
     return math.log1p(best.unmet), reading.logprob
 

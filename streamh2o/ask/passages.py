@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MARGIN = 600  # bytes before and after a part, so that a sentence across its border is whole
 LITERAL = 8  # sentences tried because rare words of the question stand in them
-MOST = 0.5  # of what all words of the question would say
+MOST = 0.5  # of the rarity of all the question's words
 GAP = " ... "  # between passages that do not touch
 
 
@@ -25,9 +25,9 @@ GAP = " ... "  # between passages that do not touch
 class Sentence:
     """Bytes `start` to `end` of the input, which may be about a question.
 
-    gain: by how many nats the question is likelier right after the sentence than without any text. rarity, covered: how
-    much it says, in nats, that words of the question stand in the sentence, and as a share of what all of them would
-    say (`Wording`). unmet: the loss, in nats, of the word of the question that the sentence leaves most unexpected.
+    gain: by how many nats the question is likelier right after the sentence than without any text. rarity, covered: of
+    the question's words that stand in the sentence, in nats, and as a share of that of all its words (see `Wording`).
+    unmet: the loss, in nats, of the question's word that is least expected after the sentence.
     """
 
     start: int
@@ -54,8 +54,8 @@ class Passages:
     def ranked(self, question: int, parts: Sequence[Part]) -> list[Sentence]:
         """Sentences of `parts`, the likeliest to be what a question is about first.
 
-        Where one of them holds MOST of what the question's words say, only the LITERAL best by that are tried; else all
-        of the first part, and so many of the others. The model must not be attached to a stream.
+        Where one of them covers MOST of the question's words, only the LITERAL best by rarity are tried; else all of
+        the first part, and as many of the others. The model must not be attached to a stream.
         """
         ids, stem, wording = self._retriever.ids[question], self._prompter.stem, self._retriever.wording
         found = {span: data for part in parts[:1] for span, data in self._spans(part)}

@@ -94,8 +94,9 @@ def gain(typical: np.ndarray, nll: np.ndarray) -> float:
 class Retriever:
     """Ranks the parts of a text for several questions while it streams.
 
-    After some chunks, `look` runs all questions side by side against the stream's cache, of which nothing stays there.
-    What is remembered of the text are places, not slots: it can be read again where a question points.
+    After some chunks, `look` runs all questions side by side against the stream's cache, and leaves nothing in it. Only
+    places in the text are kept, so that the text can be read again there. longest: positions that a look needs after
+    the text.
     Raises UsageError where a question has more tokens than a chunk.
     """
 
@@ -113,7 +114,7 @@ class Retriever:
         self._groups = _groups([len(ids) for ids in self.ids], chunk - len(stem))
         # Nothing is asked after the last id of a question, so it need not be read.
         self._trees = [Tree(stem, [self.ids[q][:-1] for q in group], loaded.device) for group in self._groups]
-        self.longest = max(tree.longest for tree in self._trees)  # positions that a look needs after the text
+        self.longest = max(tree.longest for tree in self._trees)
         self._seen = [_Seen() for _ in questions]
 
     def look(self, stream: ChunkStream, part: Part, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How unexpected a passage leaves the words of a question that it does not hold."""
+"""How unexpected the words of a question are after a passage in which they do not stand."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class InnerWord:
 def inner_words(prompter: Prompter, question: str) -> list[InnerWord]:
     """The words of `question` but for those that begin a sentence of it, in order.
 
-    Nothing before a first word lets a model expect it ("Tell me ..."), so that its loss does not say what it means.
-    What stands aside of what is asked ("I need it today.") may be anything, but a name in it is a name.
+    No model can expect a first word ("Tell me ..."), so its loss says nothing about the passage. A sentence beside the
+    one that asks ("I need it today.") may say anything, so its words count less.
     """
     stops = [0, *prompter.question_stops(question)]
     data = question.strip().encode("utf-8", "surrogateescape")
@@ -52,9 +52,9 @@ def unmet(words: Sequence[InnerWord], alone: np.ndarray, after: np.ndarray, text
     """The largest loss, in nats and times its share, of a word that `text` lacks; 0 where it lacks none.
 
     alone, after: losses of the question's ids without any text and after `text`, float32 [ids]; a word counts the
-    smaller of its two. The form of a question ("the number that ...") is expected whatever was read; a name or a thing
-    that is asked about is not, unless what was read is about it. Only the worst word counts, so that a long question
-    has no more to be met than a short one.
+    smaller of its two. The form of a question ("the number that ...") is expected after any text. A name or a thing that
+    is asked about is expected only after a text about it. Only the worst word counts, so that long questions are not
+    judged more strictly than short ones.
     """
     there = vocabulary(text)
     lacking = [each for each in words if each.word not in there]

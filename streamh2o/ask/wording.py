@@ -1,4 +1,4 @@
-"""Which words of the questions a text holds literally, and how rare they are there."""
+"""Which words of the questions stand in a text word for word, and how rare they are there."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def words_at(text: str) -> list[tuple[str, int, int]]:
 
 
 class Wording:
-    """Counts of the questions' words in a text that passes part by part.
+    """Counts of the questions' words in a text that is read part by part.
 
-    A word that stands in `df` of `n` parts says, where it is met, ln(n / df) nats: what the whole text repeats says
-    nothing, a name that stands once says most. Sentences are counted as well as parts.
+    The rarity of a word that stands in `df` of `n` parts is ln(n / df), in nats (inverse document frequency). A word of
+    every part has none; a name that stands once has most. Sentences are counted as well as parts.
     """
 
     def __init__(self, questions: Sequence[str]) -> None:
@@ -55,17 +55,17 @@ class Wording:
         return frozenset(found)
 
     def of_part(self, question: int, found: frozenset[str]) -> float:
-        """How much it says, in nats, that a part holds those of `found` which are words of the question."""
+        """The rarity, in nats, of those of `found` that are words of the question."""
         return _rarity(self._words[question] & found, self._in_parts, self._parts)
 
     def of_sentence(self, question: int, text: str) -> float:
-        """How much it says, in nats, that a sentence of the text holds words of the question."""
+        """The rarity among sentences, in nats, of the question's words that stand in `text`, a sentence."""
         return _rarity(self._words[question] & vocabulary(text), self._in_sentences, self._sentences)
 
     def covered(self, question: int, text: str) -> float:
-        """The share, 0 to 1, of what all words of the question would say that those in `text` do.
+        """The share, 0 to 1, of the rarity of all the question's words that those in `text` have.
 
-        A word that the whole text lacks says as much as if it stood in half a sentence.
+        A word that the whole input lacks counts as if it stood in half a sentence.
         """
         missing = self._words[question] - vocabulary(text)
         lacking = sum(self._in_sentences[word] == 0 for word in missing)
