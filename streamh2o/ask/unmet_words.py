@@ -52,8 +52,8 @@ def unmet(words: Sequence[InnerWord], alone: np.ndarray, after: np.ndarray, text
     """The largest loss, in nats and times its share, of a word that `text` lacks; 0 where it lacks none.
 
     alone, after: losses of the question's ids without any text and after `text`, float32 [ids]; a word counts the
-    smaller of its two. The form of a question ("the number that ...") is expected after any text. A name or a thing that
-    is asked about is expected only after a text about it. Only the worst word counts, so that long questions are not
+    smaller of its two. The form of a question ("the number that ...") is expected after any text. A name or a thing is
+    expected only after a text about it. Only the worst word counts, so that long questions are not
     judged more strictly than short ones.
     """
     there = vocabulary(text)
