@@ -10,6 +10,7 @@ from streamh2o.versions import __version__
 if TYPE_CHECKING:
     from streamh2o.api.answer import answer
     from streamh2o.api.generate import generate
+    from streamh2o.api.perplexity import perplexity
     from streamh2o.models.load import load_model
     from streamh2o.policies import POLICIES, Policy, make_policy
     from streamh2o.stream.stream import Stream
@@ -27,6 +28,7 @@ __all__ = [
     "generate",
     "load_model",
     "make_policy",
+    "perplexity",
 ]
 
 _FROM = {
@@ -38,6 +40,7 @@ _FROM = {
     "generate": "api.generate",
     "load_model": "models.load",
     "make_policy": "policies",
+    "perplexity": "api.perplexity",
 }
 
 

@@ -30,20 +30,20 @@ def live(text: str) -> str:
     from streamh2o.report.live import frame
     from streamh2o.report.perplexity_summary import render_perplexity
     from streamh2o.runs.options import RunOptions
-    from streamh2o.runs.perplexity_run import run_perplexity
+    from streamh2o.runs.perplexity_run import PerplexityRun
     from streamh2o.terminal import safe_text
     from streamh2o.text.sources import open_inputs
 
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     name, shown = Path(text).name, []
 
-    def observe(progress):
-        if not shown and progress.fraction >= SHOWN:
-            shown.append(frame(name, progress))
-
     (source,) = open_inputs([text])
-    options = RunOptions(max_tokens=TOKENS)
-    result = run_perplexity(load_model(), source, make_policy("streamh2o", cache=CACHE), options, [observe])
+    policy, options = make_policy("streamh2o", cache=CACHE), RunOptions(max_tokens=TOKENS)
+    with PerplexityRun(load_model(), source, policy, options) as run:
+        for progress in run.chunks():
+            if not shown and progress.fraction >= SHOWN:
+                shown.append(frame(name, progress))
+        result = run.result()
     result["input"]["name"] = name
     console.print(safe_text(f"$ streamh2o ppl {name} --cache {CACHE} --max-tokens {TOKENS}", "bold green"))
     console.print(*shown)

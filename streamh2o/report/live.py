@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from streamh2o.runs.progress import Display, Progress
 from streamh2o.terminal import count, decimal, duration, size
 from streamh2o.terminal_safe import visible
 
@@ -16,31 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from streamh2o.runs.progress import Progress
-
 _BAR = 40  # columns
-
-
-class Display:
-    """The display of `--quiet`, which shows nothing. The others have the same methods."""
-
-    def __enter__(self) -> Display:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.end()
-
-    def begin(self, name: str, number: int = 1, of: int = 1) -> None:
-        """An input starts: its name, its number, and how many inputs there are."""
-
-    def __call__(self, progress: Progress) -> None:
-        """A chunk is done."""
-
-    def note(self, text: str) -> None:
-        """Something that the user should know, once."""
-
-    def end(self) -> None:
-        """The input is done, or the run is."""
 
 
 class PlainLines(Display):

@@ -14,7 +14,7 @@ _HEADERS = ("input", "tokens", "ppl", "ppl/word", "bits/byte", "tokens/s", "evic
 
 
 def render_perplexity(results: Sequence[dict[str, Any]]) -> RenderableType:
-    """Results of `run_perplexity` for people: a list of facts for one input, a row each for several."""
+    """Results of `PerplexityRun` for people: a list of facts for one input, a row each for several."""
     return _facts(results[0]) if len(results) == 1 else _rows(results)
 
 

@@ -14,7 +14,7 @@ _HEADERS = ("input", "tokens", "divided by", "ppl", "ppl/word", "ppl/byte")
 
 
 def render_windowed(results: Sequence[dict[str, Any]]) -> RenderableType:
-    """Results of `DefinedRun` for people: a list of facts for one input, a row each for several."""
+    """Results of `WindowedRun` for people: a list of facts for one input, a row each for several."""
     return _facts(results[0]) if len(results) == 1 else _rows(results)
 
 

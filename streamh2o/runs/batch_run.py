@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ import torch
 from streamh2o.errors import UserError, naming_memory
 from streamh2o.policies import Policy
 from streamh2o.runs.interrupt import Interrupt, Stopped
+from streamh2o.runs.notes import note_end, note_start
 from streamh2o.runs.options import RunOptions, open_stream
 from streamh2o.runs.perplexity import exp
 from streamh2o.runs.perplexity_run import PerplexityRun
-from streamh2o.runs.progress import Progress
+from streamh2o.runs.progress import Display, Progress
 from streamh2o.stream.batched import feed_together
 from streamh2o.stream.chunk_stream import Fed
 from streamh2o.text import Block, Source
@@ -31,8 +32,8 @@ class BatchRun:
     """The perplexity of each of `sources` under `policy`, up to `size` of them in one pass; one that ends makes room.
 
     results: by the number of the source, as of `PerplexityRun.result`, of those that have ended or were cut short;
-    their `seconds` are shared with their neighbours. latest: by number, where each source stood last. started: called
-    with each run before its first chunk. Raises UserError where `size` caches need more memory than is free.
+    their `seconds` are shared with their neighbours. latest: by number, where each source stood last. Raises UserError
+    where `size` caches need more memory than is free.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class BatchRun:
         policy: Policy,
         options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
         size: int = 4,
-        started: Callable[[PerplexityRun], None] | None = None,
+        display: Display = Display(),  # noqa: B008 (holds nothing)
     ) -> None:
         self.loaded, self.sources, self.policy, self.options, self.size = loaded, sources, policy, options, size
         self.results: dict[int, dict[str, Any]] = {}
         self.latest: dict[int, Progress] = {}
-        self._started = started
+        self._display = display
         self._waiting = deque(range(len(sources)))
         self._running: dict[int, PerplexityRun] = {}
         self._began = time.perf_counter()
@@ -58,6 +59,7 @@ class BatchRun:
 
         Where one source fails, with UserError, all stop, and what was finished of each is in `results`.
         """
+        self._display.begin(f"{len(self.sources)} inputs, {self.size} at a time")
         try:
             while not (interrupt and interrupt.requested):
                 blocks = self._read(interrupt)
@@ -66,7 +68,7 @@ class BatchRun:
                 for number, fed in zip(blocks, self._feed(blocks), strict=True):
                     run = self._running[number]
                     with _naming(run):
-                        self.latest[number] = run.took(blocks[number], fed)
+                        self.latest[number] = run.add(blocks[number], fed)
                     yield number, self.latest[number]
         except Stopped:
             return
@@ -91,8 +93,7 @@ class BatchRun:
 
     def _begin(self, number: int) -> int:
         self._running[number] = run = PerplexityRun(self.loaded, self.sources[number], self.policy, self.options)
-        if self._started is not None:
-            self._started(run)
+        note_start(self._display, run.source, run.reader)
         return number
 
     def _end(self, number: int) -> None:
@@ -100,6 +101,7 @@ class BatchRun:
         run.__exit__()
         if run.complete or run.perplexity.scored:
             self.results[number] = {**run.result(), "batch": self.size}
+            note_end(self._display, run.source, self.results[number])
 
     def _feed(self, blocks: dict[int, Block]) -> list[Fed]:
         runs = [self._running[number] for number in blocks]

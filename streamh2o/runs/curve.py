@@ -17,7 +17,7 @@ _MOST_POINTS = 4096
 
 @dataclass
 class Curve:
-    """Perplexity over tokens: one line of a picture, and an observer of `run_perplexity` that collects it.
+    """Perplexity over tokens: one line of a picture, which takes the progress of a run.
 
     Memory stays flat however long the text: past 4,096 points every other one is dropped.
     """

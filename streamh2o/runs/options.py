@@ -14,6 +14,14 @@ from streamh2o.text import Source, TokenReader
 if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
 
+_VALUES = {
+    "bos": ("auto", "yes", "no"),
+    "newline": ("keep", "lf"),
+    "errors": ("strict", "replace"),
+    "per_head": ("kv", "query"),
+    "evict": ("chunk", "token"),
+}
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -37,9 +45,22 @@ class RunOptions:
     score: bool = True
 
     def __post_init__(self) -> None:
-        if self.per_head not in ("kv", "query"):
-            raise UsageError(f"--per-head is {self.per_head!r}; it must be kv or query.")
+        for option, values in _VALUES.items():
+            if getattr(self, option) not in values:
+                flag, given = "--" + option.replace("_", "-"), getattr(self, option)
+                raise UsageError(f"{flag} is {given!r}; it must be {', '.join(values[:-1])} or {values[-1]}.")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError(f"--max-tokens is {self.max_tokens}; it must be at least 1.")
         require_bits(self.kv_bits, self.evict)
+
+    def reading(self) -> dict[str, Any]:
+        """What a result says of how its text was read, but for the BOS, which depends on the tokenizer too."""
+        return {
+            "max_tokens": self.max_tokens,
+            "newline": self.newline,
+            "errors": self.errors,
+            "allow_special": self.allow_special,
+        }
 
 
 def open_reader(

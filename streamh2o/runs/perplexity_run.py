@@ -1,10 +1,10 @@
-"""One input through the model: read, feed, sum, tell. What `streamh2o ppl` and `compare` run, without their options."""
+"""One input through the model, a chunk at a time: read, feed, sum."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from streamh2o.policies import Policy
 from streamh2o.runs.interrupt import Interrupt, Stopped
 from streamh2o.runs.options import RunOptions, open_reader, open_stream
 from streamh2o.runs.perplexity import RunningPerplexity
-from streamh2o.runs.progress import Observer, Progress
+from streamh2o.runs.progress import Progress
 from streamh2o.runs.saving.checks import require_sound, telling_damage
 from streamh2o.stream.chunk_stream import Fed
 from streamh2o.text import Block, Source, TokenReader
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _RATE_SECONDS = 10.0  # how far back `tokens_per_second` of a log line looks
-
-
-class RunFailed(UserError):
-    """A run stopped on an error after some chunks; `result` holds what was finished, with `complete` false."""
-
-    def __init__(self, message: str, result: dict[str, Any]) -> None:
-        super().__init__(message)
-        self.result = result
 
 
 class PerplexityRun:
@@ -121,7 +113,7 @@ class PerplexityRun:
                     return
                 with naming_memory(f"{self.source.name}: out of memory after {self._tokens} tokens"):
                     fed = self.stream.feed(torch.from_numpy(block.ids)[None], self.options.score)
-                yield self.took(block, fed)
+                yield self.add(block, fed)
         except Stopped:
             return
         finally:
@@ -138,7 +130,7 @@ class PerplexityRun:
             self.complete = True
         return block
 
-    def took(self, block: Block, fed: Fed) -> Progress:
+    def add(self, block: Block, fed: Fed) -> Progress:
         """Sum up what the stream made of `block`. Raises UserError where a loss is not a finite number."""
         self.block = block
         losses = fed.losses[0].float().cpu().numpy()
@@ -232,6 +224,7 @@ class PerplexityRun:
             "per_head": self.options.per_head,
             "evict": self.options.evict,
             "kv_bits": self.options.kv_bits,
+            **self.options.reading(),
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": str(self.loaded.device),
             "threads": torch.get_num_threads(),
@@ -266,41 +259,3 @@ class PerplexityRun:
             "reader": self._reader_state,
             "seconds": self.seconds,
         }
-
-
-def run_perplexity(
-    loaded: Loaded,
-    source: Source,
-    policy: Policy,
-    options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
-    observers: Iterable[Observer] = (),
-    interrupt: Interrupt | None = None,
-    started: Callable[[PerplexityRun], None] | None = None,
-    saved: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
-    keep: Callable[[PerplexityRun, bool], None] | None = None,
-) -> dict[str, Any]:
-    """The perplexity of `source` under `policy`, as the dict of `PerplexityRun.result`.
-
-    started: called once, before the first chunk. observers: called after every chunk. interrupt: asked before every
-    chunk whether to stop; the result then has `complete` false. saved: of `PerplexityRun.state`, to go on from. keep:
-    called after the observers, when the run's state may be saved, with True when it is stopping. Raises UserError where
-    nothing could be scored, RunFailed (with what was finished) after that.
-    """
-    observers = list(observers)
-    with PerplexityRun(loaded, source, policy, options, saved) as run:
-        if started is not None:
-            started(run)
-        try:
-            for progress in run.chunks(interrupt):
-                for observer in observers:
-                    observer(progress)
-                if keep is not None:
-                    keep(run, False)
-            if keep is not None and not run.complete:
-                keep(run, True)
-        except UserError as error:
-            if run.perplexity.scored == 0:
-                raise
-            run.complete = False
-            raise RunFailed(str(error), run.result()) from error
-        return run.result()

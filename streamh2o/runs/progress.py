@@ -1,4 +1,4 @@
-"""Where a run stands: what displays, logs and pictures are told after every chunk."""
+"""Where a run stands after every chunk, and what shows it."""
 
 from __future__ import annotations
 
@@ -41,3 +41,25 @@ class Progress:
 
 
 Observer = Callable[[Progress], None]
+
+
+class Display:
+    """The display of `--quiet`, which shows nothing. The others have the same methods."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+    def begin(self, name: str, number: int = 1, of: int = 1) -> None:
+        """An input starts: its name, its number, and how many inputs there are."""
+
+    def __call__(self, progress: Progress) -> None:
+        """A chunk is done."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know, once."""
+
+    def end(self) -> None:
+        """The input is done, or the run is."""

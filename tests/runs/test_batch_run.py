@@ -13,12 +13,12 @@ from streamh2o.policies import make_policy
 from streamh2o.runs.batch_run import BatchRun
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions
-from streamh2o.runs.perplexity_run import run_perplexity
 from streamh2o.stream.batched import feed_together
 from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.text import open_inputs
 from tests import tiny
 from tests.call import one_sentence
+from tests.perplexity import run_perplexity
 from tests.tiny_folder import TEXT, make_folder
 
 LINES = (9, 2, 0, 14, 5)  # of each document; the third is empty

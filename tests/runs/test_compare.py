@@ -22,9 +22,9 @@ from streamh2o.report.comparison import rows
 from streamh2o.runs.compare import check_columns, compare, key_of, make_columns, plan
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions, open_reader
-from streamh2o.runs.perplexity_run import run_perplexity
 from streamh2o.text import Source, TokenReader
 from streamh2o.text.replay import ReadText, Replay
+from tests.perplexity import run_perplexity
 from tests.tiny import dense_losses
 from tests.tiny_folder import TEXT, make_folder
 

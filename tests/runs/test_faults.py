@@ -17,11 +17,11 @@ from streamh2o.errors import UserError
 from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
 from streamh2o.runs.options import RunOptions
-from streamh2o.runs.perplexity_run import RunFailed, run_perplexity
 from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.stream.lm_head import Head
 from streamh2o.text import open_inputs
 from tests.call import one_sentence
+from tests.perplexity import RunFailed, run_perplexity
 from tests.programs import ended, size, wait_for
 from tests.runs.saving.test_keeper import SMALL, SPEED, Outputs
 from tests.tiny import llama

@@ -10,8 +10,9 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
 from streamh2o.runs.options import RunOptions
-from streamh2o.runs.perplexity_run import PerplexityRun, RunFailed, run_perplexity
+from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.text import open_inputs
+from tests.perplexity import RunFailed, run_perplexity
 from tests.tiny import dense_losses
 from tests.tiny_folder import TEXT, make_folder
 

@@ -218,7 +218,7 @@ def test_a_capped_text_leaves_out_what_the_fewest_hold(loaded, book):
 def test_a_stream_is_the_same_whether_it_is_watched_or_not(loaded, book):
     source, policy = open_inputs([book])[0], make_policy("topk", cache=48)
     found = inspect_source(loaded, source, policy, RunOptions(chunk=32))
-    from streamh2o.runs.perplexity_run import run_perplexity
+    from tests.perplexity import run_perplexity
 
     plain = run_perplexity(loaded, source, policy, RunOptions(chunk=32))
     assert found.result["nll_sum"] == plain["nll_sum"]

@@ -10,9 +10,10 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import make_policy
 from streamh2o.runs.options import RunOptions
 from streamh2o.runs.outputs import LogWriter
-from streamh2o.runs.perplexity_run import PerplexityRun, run_perplexity
+from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.saving.keeper import Keeper, Pace
 from tests.call import one_sentence
+from tests.perplexity import run_perplexity
 from tests.tiny_folder import TEXT, make_book, make_folder
 
 SMALL = ("--cache", "64", "--chunk", "32", "--dtype", "float32", "--device", "cpu", "--threads", "1")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
 
 
-class DefinedRun:
+class WindowedRun:
     """The perplexity of `source` as `definition` has it, a window at a time.
 
     nll_sum and count: what the tool sums, weighted as it weighs, and what it divides by.
@@ -38,12 +38,12 @@ class DefinedRun:
         self.perplexity = RunningPerplexity(options.window)  # unweighted: what displays show
         self.nll_sum, self.count, self.windows = 0.0, 0, 0
         self.complete = False
-        self._max_tokens = options.max_tokens
+        self._options = options
         self._decoder: Any = loaded.model.get_decoder()
         self._head = Head(loaded.model)
         self._began, self._ended = time.perf_counter(), 0.0
 
-    def __enter__(self) -> DefinedRun:
+    def __enter__(self) -> WindowedRun:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -109,7 +109,8 @@ class DefinedRun:
         )
 
     def _fraction(self) -> float | None:
-        most = self.reader.tokens / self._max_tokens if self._max_tokens else 0.0
+        limit = self._options.max_tokens
+        most = self.reader.tokens / limit if limit else 0.0
         size = self.source.size
         return min(1.0, max(most, self.reader.bytes_read / size)) if size else most or None
 
@@ -137,6 +138,7 @@ class DefinedRun:
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": str(self.loaded.device),
             "threads": torch.get_num_threads(),
+            **self._options.reading(),
             "tokens": reader.tokens,
             "windows": self.windows,
             "losses": sums.scored,
