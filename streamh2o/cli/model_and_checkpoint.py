@@ -108,8 +108,10 @@ class ModelOptions:
     def load(self) -> Loaded:
         """The model, once threads and kernel are set."""
         from streamh2o.models.load import load_model
+        from streamh2o.spinning import watch_for_neighbours
 
         self.set_processor()
+        watch_for_neighbours()
         return load_model(
             self.model,
             self.dtype,

@@ -88,6 +88,12 @@ def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
     return call
 
 
+def random_ids(model: PreTrainedModel, count: int) -> Tensor:
+    """Token ids [1, count]: speed does not depend on what they say."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
+
+
 def synchronize(model: PreTrainedModel) -> None:
     """Wait until the model's device has done what it was given."""
     if model.device.type == "cuda":
@@ -233,6 +239,7 @@ def bench(
     return {
         "chunk": chunk,
         "rounds": rounds,
+        "small": small,
         "runs": runs,
         "stages": shares,
         "stages_of": f"{policies[0]}, {small}",
