@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from streamh2o.api.inputs import Input, to_source
@@ -74,10 +73,9 @@ def answer(
     options = RunOptions(
         chunk=chunk, max_tokens=max_tokens, bos=bos, newline=newline, errors=errors, allow_special=allow_special
     )
-    display = make_display(quiet=not progress)
     with torch_threads(threads):
         loaded = to_loaded(model, dtype=dtype, device=device, kernel=kernel)
-        with display if progress else nullcontext():
+        with make_display(quiet=not progress) as display:
             display.begin(source.name)
             return answer_questions(
                 loaded,
