@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamh2o.api.inputs import Input, to_source
 from streamh2o.api.model import to_loaded, torch_threads
+from streamh2o.api.policy import to_policy
 from streamh2o.errors import UsageError
 from streamh2o.runs.generate.sampling import Sampling
 
@@ -60,7 +61,8 @@ def generate(
     the same text again; None draws one, which the result holds.
     model: a name as on the command line, what `load_model` returns, or a pair (model, tokenizer) of transformers.
     policy, cache, sinks, recent, hitters, knobs: what the cache keeps; see `make_policy`. cache counts slots per layer
-    and KV head. chunk: tokens of one forward pass over the prompt.
+    and KV head. A policy made by `make_policy` has these numbers already. chunk: tokens of one forward pass over the
+    prompt.
     max_tokens: read at most so many tokens. bos: `auto`, `yes` or `no`. newline: `keep` or `lf`. errors: `strict` or
     `replace` bytes that are not UTF-8. allow_special: names of special tokens in the text become these tokens.
     dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel:
@@ -80,6 +82,7 @@ def generate(
         raise UsageError(f"chunk is {chunk}; it must be at least 1.")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, repeat_last, greedy, seed)
     source = to_source(input, prompt, "generate", "prompt")
+    chosen = to_policy(policy, cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
 
     from streamh2o.runs.generate.continuation import continue_text
     from streamh2o.runs.options import RunOptions
@@ -96,11 +99,10 @@ def generate(
 
     with torch_threads(threads):
         loaded = to_loaded(model, dtype=dtype, device=device, kernel=kernel)
-        slots = {"sinks": sinks, "recent": recent, "hitters": hitters, "chunk": chunk, **knobs}
-        with StreamCache.for_model(loaded.model, cache, policy, **slots) as held:
+        with StreamCache.for_model(loaded.model, policy=chosen, chunk=chunk) as slots:
             generation = continue_text(
                 loaded,
-                held,
+                slots,
                 source,
                 sampling,
                 options,

@@ -63,6 +63,12 @@ def test_a_drawn_seed_gives_the_same_text_again(loaded):
     assert package.generate(**how, seed=first.sampling["seed"]).text == first.text
 
 
+def test_a_policy_made_before_is_the_one_of_its_name(loaded):
+    how = {"prompt": TEXT, "model": loaded, "chunk": 16, "max_new_tokens": 15, "seed": 1, "kernel": "torch"}
+    made = package.make_policy("h2o", cache=40, sinks=2)
+    assert package.generate(policy=made, **how).text == package.generate(policy="h2o", cache=40, sinks=2, **how).text
+
+
 def test_a_text_without_end_stops_where_its_listener_does(loaded):
     heard: list[str] = []
 
