@@ -11,9 +11,8 @@ import llama_cpp
 import torch
 
 from streamh2o import StreamCache, load_model
-from streamh2o.kernels import compiled as kernel
 from streamh2o.models.find import NAMED
-from streamh2o.stream.chunk_stream import cache_argument
+from streamh2o.stream.lending import cache_argument
 
 STEPS, ROUNDS, TEXT = 16, 5, 1024
 
@@ -48,7 +47,6 @@ def ours(ids, **how):
 def main():
     threads = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     torch.set_num_threads(threads)
-    kernel.choose("auto", print)
     ids = list(range(1000, 1000 + TEXT))
     writers = {"llama.cpp": llama(ids, threads)}
     for weights in ("plain", "packed"):

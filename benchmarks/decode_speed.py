@@ -13,13 +13,12 @@ import torch
 from transformers import DynamicCache
 
 from streamh2o import StreamCache, load_model
-from streamh2o.kernels import compiled as kernel
-from streamh2o.stream.chunk_stream import cache_argument
+from streamh2o.stream.lending import cache_argument
 
 ROUNDS, STEPS = 9, 12
 
 torch.set_num_threads(1)
-kernel.choose(sys.argv[2] if len(sys.argv) > 2 else "auto", print)
+KERNEL = sys.argv[2] if len(sys.argv) > 2 else "auto"
 loaded = load_model("smollm2-135m", dtype=sys.argv[1] if len(sys.argv) > 1 else "auto")
 model, config = loaded.model, loaded.model.config
 name, heads = cache_argument(model), config.num_key_value_heads

@@ -12,7 +12,6 @@ import time
 import torch
 
 from streamh2o import StreamCache, load_model
-from streamh2o.kernels import compiled as kernel
 from streamh2o.models.loaded import Loaded
 from streamh2o.runs.bench.stream_speed import WarmStream
 from streamh2o.stream.chunk_stream import cache_argument
@@ -60,7 +59,6 @@ def decoding(models: dict[str, Loaded], ids: torch.Tensor) -> tuple[float, dict[
 @torch.inference_mode()
 def main(name: str) -> None:
     torch.set_num_threads(1)
-    kernel.choose("auto", print)
     for weights in ("plain", "packed"):
         models = {dtype: load_model(name, dtype, "cpu", weights=weights, selftest=False) for dtype in DTYPES}
         vocabulary = models["float32"].model.config.get_text_config().vocab_size

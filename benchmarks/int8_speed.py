@@ -15,8 +15,7 @@ from torch import nn
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
 from streamh2o import load_model
-from streamh2o.kernels import compiled as kernel
-from streamh2o.kernels.gguf_linear import PackedLinear
+from streamh2o.kernels.gguf_linear import GgufLinear
 from streamh2o.stream.engine.fused import _Linear
 
 ROUNDS = 7
@@ -24,7 +23,6 @@ ROUNDS = 7
 how = sys.argv[1] if len(sys.argv) > 1 else ""
 torch._dynamo.config.recompile_limit = 64
 torch.set_num_threads(1)
-kernel.choose("auto")
 ways = {
     "plain": (load_model(dtype="bfloat16"), None),
     "int8, weights only": (load_model(dtype="bfloat16"), Int8WeightOnlyConfig()),
@@ -36,7 +34,7 @@ for name, (loaded, config) in ways.items():
     decoder = loaded.model.model
     if config is not None:
         quantize_(decoder, config)
-    found = [module for module in decoder.layers[:10].modules() if isinstance(module, nn.Linear | PackedLinear)]
+    found = [module for module in decoder.layers[:10].modules() if isinstance(module, nn.Linear | GgufLinear)]
     widths = [layer.in_features for layer in found]
 
     def multiply(inputs: dict[int, torch.Tensor], found=found, widths=widths) -> list[torch.Tensor]:

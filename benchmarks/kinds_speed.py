@@ -10,13 +10,14 @@ import time
 import torch
 from torch.nn.functional import linear
 
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels import compiled
 from streamh2o.kernels.gguf_blocks import KINDS
+from streamh2o.kernels.select import select
 
 SIZE, MATRICES, ROUNDS = 2048, 12, 15
 
 torch.set_num_threads(1)
-kernel.choose("compiled", print)
+select("compiled", tell=print)
 generator = torch.Generator().manual_seed(0)
 packed = {
     name: [kind.random(SIZE, SIZE // kind.weights, generator, scale=1e-3) for _ in range(MATRICES)]
@@ -31,7 +32,7 @@ def products(rows: int, dtype: torch.dtype) -> dict[str, float]:
     calls = {"plain": [lambda weight=weight: linear(x, weight) for weight in plain]}
     for name, matrices in packed.items():
         number = KINDS[name].number
-        calls[name] = [lambda b=blocks, n=number: kernel.packed_linear(x, b, n, None) for blocks in matrices]
+        calls[name] = [lambda b=blocks, n=number: compiled.packed_linear(x, b, n, None) for blocks in matrices]
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):
         for name, each in calls.items():

@@ -12,14 +12,14 @@ import time
 import torch
 
 from streamh2o import StreamCache, load_model, make_policy
-from streamh2o.kernels import compiled as kernel
 from streamh2o.kernels.gguf_linear import weight_bytes
-from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
+from streamh2o.stream.chunk_stream import ChunkStream
+from streamh2o.stream.lending import cache_argument
 
 ROUNDS, STEPS, TOKENS = 9, 12, 5000
 
 torch.set_num_threads(1)
-kernel.choose(sys.argv[3] if len(sys.argv) > 3 else "auto", print)
+KERNEL = sys.argv[3] if len(sys.argv) > 3 else "auto"
 dtype = sys.argv[2] if len(sys.argv) > 2 else "auto"
 models = {weights: load_model(dtype=dtype, weights=weights) for weights in ("plain", "packed")}
 with open(sys.argv[1], encoding="utf-8") as book:
@@ -65,7 +65,7 @@ steps = {name: statistics.median(each) for name, each in decode().items()}
 chunks, perplexity = read()
 chunks = {name: statistics.median(each[3:-1]) for name, each in chunks.items()}
 print(
-    f"{models['plain'].dtype}, {kernel.chosen()} kernel",
+    f"{models['plain'].dtype}, {KERNEL} kernel",
     f"{'plain':>12}{'packed':>12}{'ratio':>8}",
     sep="\n" + 24 * " ",
 )

@@ -30,20 +30,9 @@ def one_thread():
     except ImportError:
         return
     torch.set_num_threads(1)
-    from streamh2o.kernels import compiled as kernel
+    from streamh2o.kernels.select import select
 
-    kernel.choose("auto")  # compiled now, if at all, so that no test meets the line that says so
-    kernel.choose("torch")
-
-
-@pytest.fixture(autouse=True)
-def plain_torch():
-    """A command that ran in this process may have chosen the compiled kernel; the next test starts without it."""
-    yield
-    import sys
-
-    if "streamh2o.kernels.compiled" in sys.modules:
-        sys.modules["streamh2o.kernels.compiled"].choose("torch")
+    select("auto")  # built now, if at all, so that no test meets the line that says so
 
 
 @pytest.fixture(scope="session")
@@ -81,15 +70,13 @@ def loaded(folder):
 
 @pytest.fixture(scope="session")
 def built():
-    """Skips a test where the compiled kernel cannot be had."""
+    """Skips a test where the compiled kernel cannot be had; gives it else."""
     from streamh2o.errors import UserError
-    from streamh2o.kernels import compiled as kernel
+    from streamh2o.kernels.select import select
 
     try:
-        kernel.choose("compiled")
+        return select("compiled")
     except UserError as reason:
         if "please report this" in str(reason):
             raise  # built, and wrong: no reason to skip
         pytest.skip(str(reason))
-    finally:
-        kernel.choose("torch")

@@ -99,7 +99,7 @@ def generate(
 
     with torch_threads(threads):
         loaded = to_loaded(model, dtype=dtype, device=device, kernel=kernel)
-        with StreamCache.for_model(loaded.model, policy=chosen, chunk=chunk) as slots:
+        with StreamCache.for_model(loaded, policy=chosen, chunk=chunk, kernel=loaded.kernel) as slots:
             generation = continue_text(
                 loaded,
                 slots,

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamh2o.errors import UsageError
@@ -27,33 +28,23 @@ def to_loaded(model: Model, *, dtype: str = "auto", device: str = "auto", kernel
     `transformers` in evaluation mode and its fast tokenizer. dtype, device: for a name only. Raises UsageError where
     these are given for a model that is loaded, UserError where the model cannot be had or is not supported.
     """
-    from streamh2o.models.load import load_model
+    from streamh2o.kernels.select import select
+    from streamh2o.models.load import load_model, tell
     from streamh2o.models.loaded import Loaded
 
     if isinstance(model, str | os.PathLike):
-        _choose(kernel, device)
-        return load_model(os.fspath(model), dtype, device)
+        return load_model(os.fspath(model), dtype, device, kernel=kernel)
     for option, value in (("dtype", dtype), ("device", device)):
         if value != "auto":
             raise UsageError(f"{option}={value!r} is for a model given by its name; this one is loaded.")
     if isinstance(model, Loaded):
-        _choose(kernel, str(model.device))
-        return model
+        return replace(model, kernel=select(kernel, model.device, tell))
     if isinstance(model, tuple | list) and len(model) == 2:
         loaded = _from_pair(*model)
-        _choose(kernel, str(loaded.device))
-        return loaded
+        return replace(loaded, kernel=select(kernel, loaded.device, tell))
     raise UsageError(
         f"model is a name, what load_model returns, or a pair (model, tokenizer), not {type(model).__name__}."
     )
-
-
-def _choose(kernel: str, device: str) -> None:
-    from streamh2o.kernels import compiled
-    from streamh2o.models.device import choose_device
-    from streamh2o.models.load import tell
-
-    compiled.choose(kernel, tell, choose_device(device))
 
 
 def _from_pair(model: Any, tokenizer: Any) -> Loaded:

@@ -80,9 +80,8 @@ class AnswerRun:
         if self._unseen or self.tokens // tokens <= self._reported // tokens:
             return None
         self._reported = self.tokens
-        with self._run.stream.paused():
-            second_look = self._second_look()
-            answers = [second_look.answer(number) for number in range(len(self._retriever.questions))]
+        second_look = self._second_look()
+        answers = [second_look.answer(number) for number in range(len(self._retriever.questions))]
         return Answers(tuple(answers), self.tokens, False)
 
     def answer_one_by_one(self, stop: Callable[[], bool], keep: Callable[[AnswerRun, bool], None]) -> Answers:

@@ -11,8 +11,9 @@ from transformers import DynamicCache
 
 from streamh2o.ask.read_passage import LONGEST_ANSWER
 from streamh2o.models.prompts import Prompter
-from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
-from streamh2o.stream.lm_head import Head
+from streamh2o.stream.chunk_stream import ChunkStream
+from streamh2o.stream.lending import cache_argument
+from streamh2o.stream.lm_head import LmHead
 
 if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
@@ -23,17 +24,14 @@ def ask_stream(stream: ChunkStream, prompter: Prompter, question: str) -> str:
     prompt = prompter.ask("", question)
 
     def hidden(ids: list[int]) -> Tensor:
-        return stream.probe(torch.tensor([prompt + ids]), lambda *_: None)[0, -1]
+        return stream.probe(torch.tensor([prompt + ids]))[0, -1]
 
     return _greedy(prompter, hidden, stream.logits)
 
 
 @torch.inference_mode()
 def ask_with_all(loaded: Loaded, prompter: Prompter, text: str, question: str) -> str:
-    """The answer with the whole text before the question, by the model's own attention: the reference.
-
-    The model must not be attached to a stream.
-    """
+    """The answer with the whole text before the question, by the model's own attention: the reference."""
     decoder: Any = loaded.model.get_decoder()
     cache = DynamicCache(config=loaded.model.config)
     arguments = {cache_argument(loaded.model): cache, "use_cache": True}
@@ -44,7 +42,7 @@ def ask_with_all(loaded: Loaded, prompter: Prompter, text: str, question: str) -
         states: Tensor = decoder(input_ids=feed, **arguments).last_hidden_state
         return states[0, -1]
 
-    return _greedy(prompter, hidden, Head(loaded.model))
+    return _greedy(prompter, hidden, LmHead(loaded.model, loaded.kernel))
 
 
 def _greedy(prompter: Prompter, hidden: Callable[[list[int]], Tensor], logits: Callable[[Tensor], Tensor]) -> str:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from streamh2o.models.prompts import Prompter
 from streamh2o.policies import make_policy
-from streamh2o.stream.attach import attach, detach
 from streamh2o.stream.chunk_stream import ChunkStream
-from streamh2o.stream.probe_tree import Tree
+from streamh2o.stream.probe_tree import ProbeTree
 from streamh2o.text.sentences import sentences
 
 if TYPE_CHECKING:
@@ -91,13 +90,12 @@ class Reader:
         self._prompter = prompter
         self._ends = sorted(prompter.ends())
         self._stream = ChunkStream(
-            loaded.model, make_policy("streamingllm", cache=self.cache, sinks=SINKS), chunk=chunk
+            loaded.model, make_policy("streamingllm", cache=self.cache, sinks=SINKS), chunk=chunk, kernel=loaded.kernel
         )
         self._prefix = _common(prompter.ask("A b.", "Who?"), prompter.ask("In c,", "What?"))
         self._empty = self._stream.state()
         self._feed(self._prefix)
         self._begun = self._stream.state()
-        self._stream.close()
 
     def read(self, text: str, question: str) -> Reading:
         """The likeliest answer to `question` among all stretches of one sentence of `text`, from word to word.
@@ -105,20 +103,16 @@ class Reader:
         Copying keeps a small model from making things up, and lets every answer be found in the text. The likelihood is
         that of the whole answer with its end, since the likeliest first word often begins a copy of the question.
         """
-        attach(self._stream.model)
-        try:
-            after = self._after(self._prompter.ask(text, question))
-            asked = frozenset(words(question))
-            left = sorted(copies(self._prompter, text), key=lambda copy: -float(after[copy.ids[0]]))
-            best = NOTHING
-            for _ in range(PASSES):
-                if not left or after[left[0].ids[0]] <= best.logprob:  # no copy is likelier than its first id
-                    break
-                batch, left = self._batch(left)
-                for reading in self._readings(batch, after, asked):
-                    best = max(best, reading, key=lambda each: each.logprob)
-        finally:
-            detach(self._stream.model)
+        after = self._after(self._prompter.ask(text, question))
+        asked = frozenset(words(question))
+        left = sorted(copies(self._prompter, text), key=lambda copy: -float(after[copy.ids[0]]))
+        best = NOTHING
+        for _ in range(PASSES):
+            if not left or after[left[0].ids[0]] <= best.logprob:  # no copy is likelier than its first id
+                break
+            batch, left = self._batch(left)
+            for reading in self._readings(batch, after, asked):
+                best = max(best, reading, key=lambda each: each.logprob)
         return best
 
     @torch.inference_mode()
@@ -150,8 +144,8 @@ class Reader:
     @torch.inference_mode()
     def _readings(self, batch: Sequence[Copy], after: Tensor, asked: frozenset[str]) -> Iterator[Reading]:
         """All answers that begin like one of `batch`. after: log-probabilities of the first id, [vocabulary]."""
-        tree = Tree([], [copy.ids for copy in batch], after.device)
-        logprobs = _logprobs(self._stream.probe(torch.tensor([tree.ids]), tree)[0], self._stream)
+        tree = ProbeTree([], [copy.ids for copy in batch], after.device)
+        logprobs = _logprobs(self._stream.probe(torch.tensor([tree.ids]), tree.branches)[0], self._stream)
         for copy, places in zip(batch, tree.places, strict=True):
             total = after[copy.ids[0]] + torch.cat(
                 [after.new_zeros(1), logprobs[places[:-1], copy.ids[1:]].double().cumsum(0)]

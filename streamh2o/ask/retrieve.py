@@ -12,8 +12,8 @@ import torch
 from streamh2o.ask.wording import Wording
 from streamh2o.errors import UsageError
 from streamh2o.models.prompts import Prompter
-from streamh2o.stream.lm_head import Head
-from streamh2o.stream.probe_tree import Tree
+from streamh2o.stream.lm_head import LmHead
+from streamh2o.stream.probe_tree import ProbeTree
 
 if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
@@ -113,15 +113,15 @@ class Retriever:
                 )
         self._groups = _groups([len(ids) for ids in self.ids], chunk - len(stem))
         # Nothing is asked after the last id of a question, so it need not be read.
-        self._trees = [Tree(stem, [self.ids[q][:-1] for q in group], loaded.device) for group in self._groups]
-        self.longest = max(tree.longest for tree in self._trees)
+        self._trees = [ProbeTree(stem, [self.ids[q][:-1] for q in group], loaded.device) for group in self._groups]
+        self.longest = max(tree.branches.longest for tree in self._trees)
         self._seen = [_Seen() for _ in questions]
 
     def look(self, stream: ChunkStream, part: Part, data: bytes) -> None:
         """Score `part`, which `stream` has just read and whose bytes are `data`."""
         found = self.wording.look(data)
         for group, tree in zip(self._groups, self._trees, strict=True):
-            hidden = stream.probe(torch.tensor([tree.ids]), tree)[0]
+            hidden = stream.probe(torch.tensor([tree.ids]), tree.branches)[0]
             before = [place for path in range(len(group)) for place in tree.before(path)]
             with torch.inference_mode():
                 wanted = torch.tensor([token for q in group for token in self.ids[q]], device=hidden.device)
@@ -205,7 +205,7 @@ def likelihoods(loaded: Loaded, pairs: Sequence[tuple[list[int], list[int]]]) ->
 
     The model must not be attached to a stream.
     """
-    head = Head(loaded.model)
+    head = LmHead(loaded.model, loaded.kernel)
     results: list[np.ndarray] = [np.empty(0, np.float32)] * len(pairs)
     order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))
     while order:

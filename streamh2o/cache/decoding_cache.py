@@ -12,7 +12,7 @@ from streamh2o.cache.positions import in_cache_positions
 from streamh2o.cache.rotary import Rotary, RotaryTable
 from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.cache.slots import LayerSlots
-from streamh2o.errors import UserError
+from streamh2o.kernels.select import TORCH, Kernel
 from streamh2o.policies.base import Policy
 
 
@@ -24,9 +24,9 @@ class RotatedSlots(LayerSlots):
     extra: components that a rotated key has more than a key (`Rotary.extra`).
     """
 
-    def __init__(self, key: Tensor, value: Tensor, capacity: int, extra: int) -> None:
+    def __init__(self, key: Tensor, value: Tensor, capacity: int, kernel: Kernel, extra: int) -> None:
         with torch.inference_mode(False):  # what is made in inference mode could not be written outside it later
-            super().__init__(key, value, capacity)
+            super().__init__(key, value, capacity, kernel)
             self.rotated = self.keys.new_empty(*self.keys.shape[:3], self.keys.shape[3] + extra)
         self.runs: list[tuple[int, int, Any]] = []
 
@@ -91,9 +91,17 @@ class DecodingCache(SlotCache):
     keeps_rotated = True
     slots: list[RotatedSlots]  # type: ignore[assignment]
 
-    def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int, evict_every: int) -> None:
-        super().__init__(policy, rotary, layers_count, chunk)
-        self.make_layer = partial(RotatedSlots, extra=rotary.extra)
+    def __init__(
+        self,
+        policy: Policy,
+        rotary: Rotary,
+        layers_count: int,
+        chunk: int,
+        evict_every: int,
+        kernel: Kernel = TORCH,
+    ) -> None:
+        make_layer = partial(RotatedSlots, extra=rotary.extra)
+        super().__init__(policy, rotary, layers_count, chunk, make_layer=make_layer, kernel=kernel)
         self.evict_every = min(evict_every, chunk)
         self._start()
 
@@ -101,42 +109,23 @@ class DecodingCache(SlotCache):
         self._first = 0  # position of the first token after the last eviction
         self._mark = 0  # slots then
         self._mark_tokens = 0  # tokens of the stream then
-        self._begun = 0  # slots before the pass at hand
-        self._attended = 0  # layers that the pass at hand has gone through
         self._shared: tuple[tuple[int, slice, int, float], Tensor, Tensor] | None = (
             None  # the angles of the pass at hand
         )
-
-    def append(self, key: Tensor, value: Tensor, number: int) -> RotatedSlots:
-        """Put the next keys and values [rows, kv_heads, n, head_dim] into layer `number`."""
-        if number == len(self.slots):
-            room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(RotatedSlots(key, value, room + self.chunk, self.rotary.extra))
-            self.slots[-1].table = self.rotary.table(number, key.device)
-        layer = self.slots[number]
-        layer.append(key, value, self.tokens)
-        return layer
 
     def begin(self, count: int) -> None:
         """Before a pass of `count` tokens, make room for them."""
         if self.policy.evicts and self.used + count > self.policy.cache + self.chunk:
             self._evict()
-        self._begun, self._attended = self.used, 0
+        super().begin(count)
 
     def undo(self) -> None:
-        """Take back the slots of a pass that did not come to its end; what it has scored in others stays."""
+        super().undo()
         for layer in self.slots:
-            layer.used = self._begun
             layer.scores[:, :, layer.used :] = 0
 
-    def layer_done(self, layer: LayerSlots, new_tokens: int) -> None:
-        """The pass ends later, with `finish`, when the whole model has come to its end."""
-        self._attended += 1
-
-    def finish(self, count: int) -> None:
-        """After a pass of `count` tokens: evict where it is time to."""
-        if self._attended != self.layers_count:
-            raise UserError(f"The attention of {self.layers_count - self._attended} layers can't be chosen.")
+    def finish(self, count: int, evicted: bool = False) -> None:
+        """After a pass of `count` tokens, evict where it is time to."""
         self.tokens += count
         self.max_slots = max(self.max_slots, self.used)
         over = self.used - self.policy.cache
@@ -224,6 +213,11 @@ class DecodingCache(SlotCache):
         """Go on from what `state` and `counts` gave. Raises UserError, KeyError where it does not fit this model."""
         self.load_state(tensors, counts["tokens"], counts["evictions"], counts["max_slots"])
         self._first, self._mark, self._mark_tokens = counts["first"], counts["mark"], counts["mark_tokens"]
+
+    @property
+    def rows_count(self) -> int:
+        """Rows of the batch; 0 before the first pass."""
+        return self.slots[0].keys.shape[0] if self.slots else 0
 
     def rows(self, index: Tensor) -> DecodingCache:
         """A copy of the rows `index` [n] of the batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from streamh2o.cache.rotary import RotaryTable
 from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.cache.slots import LayerSlots
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels import compiled
 
 
 def in_cache_positions(
@@ -44,22 +45,21 @@ def in_cache_positions(
     return base, runs
 
 
+@dataclass(frozen=True)
 class Branches:
-    """What to give `ChunkStream.probe` for several continuations of the text in one pass, none of which sees another.
+    """Several continuations of the text in one pass, none of which sees another.
 
-    The pass is `stem` tokens that all of them begin with, then the branches, of `lengths` tokens, one after another.
+    offsets: [n], where each token of the pass stands after the text's last one. mask: [n, n], 0 where a token sees
+    another one of the pass, else minus infinity; it is added to the logits.
     """
 
-    def __init__(self, stem: int, lengths: Sequence[int], device: torch.device) -> None:
-        parts = [torch.arange(stem), *(torch.arange(stem, stem + length) for length in lengths)]
-        owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
-        seen = ((owner[:, None] == owner) | (owner == 0)).tril()
-        self.offsets = torch.cat(parts).to(device)  # [n], positions after the text's last token
-        self.longest = stem + max(lengths, default=0)
-        self.mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).to(device)  # [n, n], added to the logits
+    offsets: Tensor
+    mask: Tensor
 
-    def __call__(self, layer: LayerSlots, probabilities: Tensor) -> None:
-        """Nothing: what counts are the hidden states."""
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest continuation."""
+        return int(self.offsets.max()) + 1 if self.offsets.numel() else 0
 
 
 def _spread(layer: LayerSlots, runs: Sequence[tuple[int, int, Any]]) -> Tensor:
@@ -93,11 +93,11 @@ def rotated(
         newest = (first + branches.offsets).view(1, 1, -1)
         start, end, position = runs[-1]
         runs[-1:] = [(start, end - chunk, position), (end - chunk, end, newest)]
-    if kernel.takes(query) and isinstance(table, RotaryTable):
+    if cache.kernel.takes(query) and isinstance(table, RotaryTable):
         own = [(0, chunk, first if branches is None else newest)]
         style = table.style == "interleaved"
-        queries = kernel.rotate(query, own, table.cos, table.sin, scaling, style)
-        return queries, kernel.rotate(layer.valid()[0], runs, table.cos, table.sin, 1.0, style)
+        queries = compiled.rotate(query, own, table.cos, table.sin, scaling, style)
+        return queries, compiled.rotate(layer.valid()[0], runs, table.cos, table.sin, 1.0, style)
     queries = table.place_queries(query, newest, scaling)
     parts, keys = [], layer.valid()[0]
     for start, end, position in runs:

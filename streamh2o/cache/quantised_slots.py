@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from streamh2o.cache.slot_cache import SlotCache
-from streamh2o.cache.slots import LayerSlots
+from streamh2o.cache.slots import LayerSlots, MakeLayer
 from streamh2o.errors import UsageError
+from streamh2o.kernels.select import Kernel
 from streamh2o.policies.base import Policy
 
 BITS = (16, 8, 4)
@@ -35,13 +35,12 @@ def require_bits(bits: int, evict: str) -> None:
         raise UsageError(f"--kv-bits {bits} can't be read slot by slot as --evict token does; use --evict chunk.")
 
 
-def quantise_slots(cache: SlotCache, bits: int) -> None:
-    """Let the still empty `cache` keep what is older than `WINDOW` at `bits` bits; without a budget, nothing."""
-    policy = cache.policy
+def slots_of(policy: Policy, bits: int) -> MakeLayer:
+    """What makes the slots of a layer: those older than `WINDOW` at `bits` bits, where the policy has a budget."""
     if bits == 16 or not policy.evicts or policy.recomputes:
-        return
+        return LayerSlots
     scratch = Scratch()
-    cache.make_layer = lambda key, value, room: QuantisedSlots(key, value, room, policy, bits, scratch)
+    return lambda key, value, capacity, kernel: QuantisedSlots(key, value, capacity, kernel, policy, bits, scratch)
 
 
 def packed_slots(policy: Policy) -> int:
@@ -80,7 +79,7 @@ def dequantise(codes: Tensor, steps: Tensor, bits: int, dim: int) -> Tensor:
     return groups.sub_((2**bits - 1) / 2).mul_(steps.float().unsqueeze(-1)).flatten(-2)
 
 
-class Packed:
+class QuantisedRows:
     """Quantised rows: codes [batch, kv_heads, rows, bytes] uint8, steps [batch, kv_heads, rows, groups] bfloat16.
 
     of: [batch, kv_heads, n, dim], what the rows will look like.
@@ -144,19 +143,28 @@ class Scratch:
 class QuantisedSlots(LayerSlots):
     """LayerSlots whose `keys` and `values` are only sinks, newest tokens and the chunk at hand; the rest is packed.
 
-    A token is quantised at the end of the pass in which it gets older than the `window` newest. key, value, capacity:
-    as of LayerSlots.
+    A token is quantised at the end of the pass in which it gets older than the `window` newest. The first four
+    arguments: as of LayerSlots.
     """
 
     buffers: ClassVar[tuple[str, ...]] = ("scores", "source_index")
 
-    def __init__(self, key: Tensor, value: Tensor, capacity: int, policy: Policy, bits: int, scratch: Scratch) -> None:
+    def __init__(
+        self,
+        key: Tensor,
+        value: Tensor,
+        capacity: int,
+        kernel: Kernel,
+        policy: Policy,
+        bits: int,
+        scratch: Scratch,
+    ) -> None:
         self.window = min(policy.recent, WINDOW)
-        super().__init__(key, value, capacity - packed_slots(policy))
+        super().__init__(key, value, capacity - packed_slots(policy), kernel)
         self.scores = self.scores.new_zeros(*key.shape[:2], capacity)
         self.source_index = self.source_index.new_zeros(*key.shape[:2], capacity)
         self.policy = policy
-        self.packed_keys, self.packed_values = Packed(key, bits), Packed(value, bits)
+        self.packed_keys, self.packed_values = QuantisedRows(key, bits), QuantisedRows(value, bits)
         # of each channel of the keys, [batch, kv_heads, 1, head_dim] float32, since the first left the window
         self.centre = self.spread = torch.empty(0)
         self.scratch = scratch

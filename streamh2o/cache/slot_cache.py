@@ -1,112 +1,51 @@
-"""The KV cache of fixed size that a model is given: its layers' slots, the eviction at the end of a pass, saving."""
+"""The KV cache of fixed size: the slots of all layers, the eviction at the end of a pass, saving."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from streamh2o.cache.rotary import Rotary
-from streamh2o.cache.slots import LayerSlots, highest
+from streamh2o.cache.slots import LayerSlots, MakeLayer, highest
 from streamh2o.errors import UserError
+from streamh2o.kernels.select import TORCH, Kernel
 from streamh2o.policies.base import Middle, Policy, alike
 
-_appended = threading.local()
 
+class SlotCache:
+    """The slots of all layers: fixed size, whatever the length of the stream.
 
-Owners = list[tuple["SlotCache", LayerSlots]]
-
-
-def tell_appended(owners: Owners) -> None:
-    """Name the caches and layers to which the attention that follows in this thread belongs, in the order of rows."""
-    _appended.owners = owners
-
-
-def take_appended() -> Owners:
-    """The caches and layers of the `update` that has just run in this thread; the attention that follows is theirs."""
-    owners: Owners | None = getattr(_appended, "owners", None)
-    if owners is None:
-        raise UserError("The model is attached to streamh2o but was called without its cache; detach it first.")
-    _appended.owners = None
-    return owners
-
-
-class FixedCache(Cache):
-    """What models of `transformers` ask any cache of ours, be it for a stream or for `generate`.
-
-    tokens: columns of the batch that went through so far (not slots). layers_count: the model's layers.
-    """
-
-    tokens: int
-    layers_count: int
-
-    @property
-    def told(self) -> int:
-        """Of how many tokens before those at hand a model is told: of none, for masks and positions are ours.
-
-        What some models make for so many tokens, which is never used, would grow with the text.
-        """
-        return 0
-
-    def get_seq_length(self, layer_idx: int = 0, **kwargs: Any) -> int:
-        return self.told
-
-    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
-        if isinstance(query_length, Tensor):  # as older releases of transformers give it: the positions
-            query_length = query_length.shape[0] if query_length.dim() else int(query_length)
-        return query_length + self.told, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.told
-
-    def get_max_cache_shape(self, *args: Any, **kwargs: Any) -> int:
-        return -1
-
-    get_max_length = get_max_cache_shape
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        return [False] * self.layers_count
-
-    is_linear = is_dummy = is_sliding
-
-    @property
-    def is_compileable(self) -> bool:
-        return False
-
-    def __len__(self) -> int:
-        return self.layers_count
-
-
-class SlotCache(FixedCache):
-    """The KV cache that a model of `transformers` is given: fixed size, whatever the length of the stream.
-
-    policy: who survives an eviction. rotary: the model's angles. chunk: most tokens of one pass.
-    layers_count: how many layers the model has; after the attention of the last one the cache evicts.
-    group: store each key and value so many times, to keep slots and scores for each query head instead of each KV
-        head (the H2O authors' code); 1 stores them once.
+    A pass calls `begin`, `append` for each layer, and `finish`, which evicts; or `undo`.
+    policy: who survives an eviction. rotary: the model's angles. layers_count: how many layers the model has. chunk:
+    most tokens of one pass. group: store each key and value so many times, to keep slots and scores for each query head
+        instead of each KV head (the H2O authors' code); 1 stores them once. make_layer: makes the slots of a layer.
+    kernel: what computes.
     """
 
     keeps_rotated = False  # True: it has rotated keys at hand, which `rotate_new` gives
 
-    def __init__(self, policy: Policy, rotary: Rotary, layers_count: int, chunk: int = 256, group: int = 1) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        rotary: Rotary,
+        layers_count: int,
+        chunk: int = 256,
+        group: int = 1,
+        make_layer: MakeLayer = LayerSlots,
+        kernel: Kernel = TORCH,
+    ) -> None:
         self.policy, self.rotary, self.chunk = policy, rotary, chunk
-        self.layers_count = layers_count
-        self.group = group
-        self.make_layer: Callable[[Tensor, Tensor, int], LayerSlots] = LayerSlots  # keys, values, room
-        self.layers = []  # what a cache of transformers is made of; ours are `slots`
+        self.layers_count, self.group, self.kernel = layers_count, group, kernel
+        self._make_layer = make_layer
         self.slots: list[LayerSlots] = []
         self.tokens = 0  # tokens of the stream before the running pass
         self.evictions = 0
         self.max_slots = 0
-        self.probe: Callable[[LayerSlots, Tensor], None] | None = None  # sees the probabilities, instead of scoring
-        # attends, and evicts after every token, instead of once per pass: cache, layer, queries, scaling to the output
-        self.evicting: Callable[[SlotCache, LayerSlots, Tensor, float], Tensor] | None = None
+        self._begun = 0  # slots before the running pass
 
     def rotate_new(self, layer: LayerSlots, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
         """Rotated queries times `scaling`, and all rotated keys of the layer, of which only the newest are computed."""
@@ -116,42 +55,39 @@ class SlotCache(FixedCache):
         """What `in_cache_positions` returns, of keys that keep the position they got at the last eviction."""
         raise NotImplementedError
 
-    # What `transformers` calls
+    # A pass
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append un-rotated keys and values; returns all valid ones of the layer, keys still un-rotated."""
+    def begin(self, count: int) -> None:
+        """Before a pass of `count` tokens."""
+        self._begun = self.used
+
+    def append(self, key: Tensor, value: Tensor, number: int) -> LayerSlots:
+        """Put the pass's un-rotated keys and values [batch, kv_heads, n, head_dim] into layer `number`."""
         if self.group > 1:
-            key_states = key_states.repeat_interleave(self.group, dim=1)
-            value_states = value_states.repeat_interleave(self.group, dim=1)
-        if layer_idx == len(self.slots):
+            key, value = (part.repeat_interleave(self.group, dim=1) for part in (key, value))
+        if number == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(self.make_layer(key_states, value_states, room + max(self.chunk, key_states.shape[2])))
-            self.slots[-1].table = self.rotary.table(layer_idx, key_states.device)
-        layer = self.slots[layer_idx]
-        layer.append(key_states, value_states, self.tokens)
-        tell_appended([(self, layer)])
-        return layer.valid()
+            self.slots.append(self._make_layer(key, value, room + max(self.chunk, key.shape[2]), self.kernel))
+            self.slots[-1].table = self.rotary.table(number, key.device)
+        layer = self.slots[number]
+        layer.append(key, value, self.tokens)
+        return layer
 
-    # Eviction
-
-    def layer_done(self, layer: LayerSlots, new_tokens: int) -> None:
-        """Called after a layer's attention; after the last one the pass ends and the cache evicts."""
-        if len(self.slots) < self.layers_count or layer is not self.slots[-1]:
-            return
-        if self.probe is not None:
-            for each in self.slots:
-                each.used -= new_tokens
-            return
-        self.tokens += new_tokens
-        if self.evicting is not None:
+    def finish(self, count: int, evicted: bool = False) -> None:
+        """After a pass of `count` tokens, evict. evicted: its attention has evicted after every token."""
+        self.tokens += count
+        if evicted:
             self.evictions = max(0, self.tokens - self.policy.cache)
-        elif self.policy.evicts and self.slots[0].used > self.policy.cache:
+        elif self.policy.evicts and self.used > self.policy.cache:
             self._evict()
-        for each in self.slots:
-            each.leave_window(self.policy.sinks, self.policy.recent)
-        self.max_slots = max(self.max_slots, self.slots[0].used)
+        for layer in self.slots:
+            layer.leave_window(self.policy.sinks, self.policy.recent)
+        self.max_slots = max(self.max_slots, self.used)
+
+    def undo(self) -> None:
+        """Take back the slots of a pass that probed, or did not come to its end; its scores in others stay."""
+        for layer in self.slots:
+            layer.set_back(self._begun)
 
     def _evict(self) -> None:
         policy = self.policy
@@ -161,7 +97,7 @@ class SlotCache(FixedCache):
             priority = torch.cat([each for each, _ in layers])
             if policy.positions == "distance":
                 priority = self.lower_lost(priority, torch.cat([age for _, age in layers]), self.tokens, self.chunk)
-            chosen += (highest(priority, policy.hitters) + policy.sinks).chunk(len(layers))
+            chosen += (highest(priority, policy.hitters, self.kernel) + policy.sinks).chunk(len(layers))
         for layer, kept in zip(self.slots, chosen, strict=True):
             layer.compact(policy.sinks, policy.recent, kept)
             if layer.used != policy.cache:
@@ -226,7 +162,7 @@ class SlotCache(FixedCache):
             try:
                 used = parts["source_index"].shape[2]
                 room = self.policy.cache if self.policy.evicts else used
-                layer = self.make_layer(parts["keys"], parts["values"], max(room + self.chunk, used))
+                layer = self._make_layer(parts["keys"], parts["values"], max(room + self.chunk, used), self.kernel)
                 layer.load(parts)
             except KeyError as missing:
                 raise UserError(f"The saved cache lacks {head}{missing.args[0]}; it is damaged.") from None

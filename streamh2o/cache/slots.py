@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from streamh2o.cache.rotary import Table
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels import compiled
+from streamh2o.kernels.select import TORCH, Kernel
 
 
 class LayerSlots:
     """The slots of one layer, in the order of the stream: sinks, hitters, recent.
 
-    Tensors of `used` valid slots, the rest being room for the next chunk:
+    key, value: [batch, kv_heads, n, head_dim], what the slots will hold. capacity: how many there are at first. kernel:
+    what moves them. Tensors of `used` valid slots, the rest being room for the next chunk:
     keys, values    [batch, kv_heads, capacity, head_dim], the model's type, keys without rotation
     scores          [batch, kv_heads, capacity], float32
     source_index    [batch, kv_heads, capacity], int64: the token's index in the stream
@@ -22,7 +25,7 @@ class LayerSlots:
 
     buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "scores", "source_index")  # what has a row for every slot
 
-    def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
+    def __init__(self, key: Tensor, value: Tensor, capacity: int, kernel: Kernel = TORCH) -> None:
         batch, heads, _, head_dim = key.shape
         self.keys = key.new_empty(batch, heads, capacity, head_dim)
         self.values = value.new_empty(batch, heads, capacity, value.shape[-1])
@@ -30,6 +33,7 @@ class LayerSlots:
         self.source_index = torch.zeros(batch, heads, capacity, dtype=torch.int64, device=key.device)
         self.table: Table | None = None  # how the layer rotates; None where it does not
         self.newest: Tensor | None = None  # [batch, kv_heads, used] of the last pass alone, where the policy asks
+        self.kernel = kernel
         self.used = 0
 
     @property
@@ -54,8 +58,8 @@ class LayerSlots:
         if end > self.capacity:
             self._grow(end)
         self.used = end
-        if kernel.takes_slots(self.keys):
-            return kernel.append(self.keys, self.values, self.scores, self.source_index, key, value, start, first)
+        if self.kernel.takes_slots(self.keys):
+            return compiled.append(self.keys, self.values, self.scores, self.source_index, key, value, start, first)
         self.keys[:, :, start:end] = key
         self.values[:, :, start:end] = value
         self.scores[:, :, start:end] = 0
@@ -87,8 +91,8 @@ class LayerSlots:
         """
         used, self.used = self.used, sinks + chosen.shape[-1] + recent
         buffers = [getattr(self, name) for name in self.buffers]
-        if kernel.takes_slots(chosen):
-            kernel.keep(buffers, chosen, sinks, recent, used)
+        if self.kernel.takes_slots(chosen):
+            compiled.keep(buffers, chosen, sinks, recent, used)
         else:
             for buffer in buffers:
                 keep(buffer, chosen, sinks, recent, used)
@@ -111,10 +115,13 @@ class LayerSlots:
         self.used = used
 
 
-def highest(priority: Tensor, n: int) -> Tensor:
+MakeLayer = Callable[[Tensor, Tensor, int, Kernel], LayerSlots]  # arguments as of LayerSlots
+
+
+def highest(priority: Tensor, n: int, kernel: Kernel = TORCH) -> Tensor:
     """The slots [..., n], ascending, of the n highest priorities [..., slots]."""
     if priority.dtype == torch.float32 and kernel.takes_slots(priority):
-        return kernel.highest(priority.flatten(0, -2).contiguous(), n).view(*priority.shape[:-1], n)
+        return compiled.highest(priority.flatten(0, -2).contiguous(), n).view(*priority.shape[:-1], n)
     return priority.topk(n, dim=-1).indices.sort(dim=-1).values
 
 

@@ -111,10 +111,8 @@ def _about(loaded: Loaded) -> dict[str, Any]:
     """What was timed, and on what."""
     import torch
 
-    from streamh2o.kernels.compiled import chosen
-
     about = {"model": loaded.info(), "dtype": str(loaded.dtype).removeprefix("torch."), "device": str(loaded.device)}
-    return {**about, "threads": torch.get_num_threads(), "kernel": chosen()}
+    return {**about, "threads": torch.get_num_threads(), "kernel": loaded.kernel.name}
 
 
 def _shared(machine: ModelOptions, policy: str, cache: int, chunk: int, rounds: int) -> dict[str, Any]:
@@ -135,7 +133,7 @@ def _streamed(
 
     ids = random_ids(loaded.model, max(caches) + 8 * chunk)
     others = _peers(name, loaded.model, ids, chunk) if peers else None
-    return bench(loaded.model, ids, caches, policies, chunk, rounds, others)
+    return bench(loaded.model, ids, caches, policies, chunk, rounds, others, loaded.kernel)
 
 
 def _peers(name: str, model: Any, ids: Any, chunk: int) -> Any:

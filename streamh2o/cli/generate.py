@@ -226,7 +226,9 @@ def _run(plan: _Plan, loaded: Loaded, keeper: Keeper | None) -> int:
     chat = _chat(plan, loaded) if plan.source is None else None
     sinks = plan.slots["sinks"] if chat is None else max(plan.slots["sinks"] or 4, len(chat.pinned))
     with ExitStack() as stack:
-        cache = stack.enter_context(StreamCache.for_model(loaded.model, **{**plan.slots, "sinks": sinks}))
+        cache = stack.enter_context(
+            StreamCache.for_model(loaded, kernel=loaded.kernel, **{**plan.slots, "sinks": sinks})
+        )
         interrupt = stack.enter_context(Interrupt())
         transcript = None
         if plan.transcript is not None:

@@ -13,6 +13,7 @@ from streamh2o.cli.values import one_of
 from streamh2o.errors import UsageError
 
 if TYPE_CHECKING:
+    from streamh2o.kernels.select import Kernel
     from streamh2o.models.loaded import Loaded
     from streamh2o.runs.saving.keeper import Keeper
     from streamh2o.text.sources import Source
@@ -93,17 +94,17 @@ class ModelOptions:
         typer.Option("--trust-remote-code", rich_help_panel=_MODEL, help="Run code that the model brings along."),
     ] = False
 
-    def set_processor(self) -> None:
-        """Compute on that many threads (None: all cores), with the kernel of that name."""
+    def set_processor(self) -> Kernel:
+        """Compute on that many threads (None: all cores); gives the kernel of that name."""
         import torch
 
-        from streamh2o.kernels import compiled
+        from streamh2o.kernels.select import select
         from streamh2o.machine import physical_cores
         from streamh2o.models.device import choose_device
         from streamh2o.models.load import tell
 
         torch.set_num_threads(self.threads or physical_cores())
-        compiled.choose(self.kernel, tell, choose_device(self.device))
+        return select(self.kernel, choose_device(self.device), tell)
 
     def load(self) -> Loaded:
         """The model, once threads and kernel are set."""
@@ -119,6 +120,7 @@ class ModelOptions:
             self.trust_remote_code,
             device_map=self.device_map,
             weights=self.weights,
+            kernel=self.kernel,
         )
 
 
@@ -171,7 +173,6 @@ def check_checkpoint(
     """
     import torch
 
-    from streamh2o.kernels.compiled import chosen
     from streamh2o.models.device import choose_device, choose_dtype
     from streamh2o.models.find import model_folder
     from streamh2o.models.load import fingerprint, quiet_transformers, tell
@@ -181,12 +182,12 @@ def check_checkpoint(
         raise UsageError("--checkpoint saves what is on one device; leave it or --device-map out.")
     dtype, device, threads, kernel = keeper.place(machine.dtype, machine.device, machine.threads, machine.kernel)
     machine = replace(machine, dtype=dtype, device=device, threads=threads, kernel=kernel)
-    machine.set_processor()
+    computes = machine.set_processor()
     place = choose_device(device)
     number = str(choose_dtype(dtype, place, machine.weights)).removeprefix("torch.")
     with quiet_transformers():
         folder = model_folder(machine.model, trust_remote_code=machine.trust_remote_code, tell=tell)
-    where: dict[str, Any] = {"dtype": number, "device": str(place), "weights": machine.weights, "kernel": chosen()}
-    where["threads"] = torch.get_num_threads()
+    where: dict[str, Any] = {"dtype": number, "device": str(place), "weights": machine.weights}
+    where |= {"kernel": computes.name, "threads": torch.get_num_threads()}
     keeper.check(describe(sources, {**options, **where}, (machine.model, fingerprint(folder))), outputs)
-    return replace(machine, dtype=number, kernel=chosen())
+    return replace(machine, dtype=number, kernel=computes.name)

@@ -1,62 +1,17 @@
-"""The compiled path, chosen at the start of a run: on CPUs built from cpp/*.cpp, once, on GPUs made by Triton."""
+"""The compiled forms, as functions: operators built from cpp/*.cpp on CPUs, Triton's attention on GPUs.
+
+Each is for tensors that `Kernel.takes` says yes to; plain torch's forms give the same but for rounding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from streamh2o.errors import UsageError, UserError
-from streamh2o.kernels.build import load
-
-if TYPE_CHECKING:
-    from streamh2o.cache.rotary import RotaryTable
-    from streamh2o.policies.base import Policy
-
-KERNELS = ("auto", "torch", "compiled")
-CPU = torch.device("cpu")
 Runs = Sequence[tuple[int, int, Any]]
-_WITHIN = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # how close to plain torch's float32
-
-_types: frozenset[torch.dtype] = frozenset()  # what the kernel that is in use computes; empty: it is not
-_place = "cpu"  # the type of device that it is for
-
-
-def choose(name: str, tell: Callable[[str], None] = lambda _: None, device: torch.device = CPU) -> str:
-    """Let all streams of this process compute on `device` as `name` says from now on; returns what that came to.
-
-    auto: compiled where it can be built and gives what plain torch gives, else torch, with a word to `tell`. compiled:
-    the same, but it must. torch: plain torch. Raises UsageError for another name, UserError where `compiled` cannot be.
-    """
-    global _types, _place
-    if name not in KERNELS:
-        raise UsageError(f"--kernel is {name!r}; it must be {', '.join(KERNELS[:-1])} or {KERNELS[-1]}.")
-    _types, _place = frozenset(), device.type
-    if name != "torch":
-        try:
-            if device.type == "cpu":
-                load(tell)
-                _types = _sound_types()
-            else:
-                _types = _triton_types(device)
-        except UserError as reason:
-            if name == "compiled":
-                raise
-            tell(f"kernel: plain torch, since {reason}")
-    return chosen()
-
-
-def chosen() -> str:
-    """`compiled` or `torch`: what streams of this process use, where they can."""
-    return "compiled" if _types else "torch"
-
-
-def takes(x: Tensor) -> bool:
-    """Whether the kernel for CPUs is in use, and `rotate` and `losses` are for tensors such as `x`."""
-    return x.dtype in _types and x.device.type == "cpu" == _place
 
 
 def append(
@@ -73,27 +28,14 @@ def append(
     torch.ops.streamh2o.append(keys, values, scores, source_index, key, value, used, first)
 
 
-def takes_slots(buffer: Tensor) -> bool:
-    """Whether the kernel for CPUs is in use, and `keep` is for this buffer."""
-    return bool(_types) and buffer.device.type == "cpu" == _place
-
-
-def takes_queries(query: Tensor) -> bool:
-    """Whether `attend_and_sum` is for these queries [batch, heads, C, head_dim]."""
-    if query.dtype in _types and query.device.type == "cuda" == _place:
-        return query.shape[2] >= 16
-    # In float32 plain torch is as fast with few queries.
-    return takes(query) and query.shape[3] % 2 == 0 and (query.shape[2] >= 16 or query.dtype == torch.bfloat16)
-
-
 def attend_and_sum(
     query: Tensor, keys: Tensor, values: Tensor, weights: Tensor | None, far: int
 ) -> tuple[Tensor, Tensor | None]:
     """See `attention.attend_and_sum`."""
     if query.device.type == "cuda":
-        from streamh2o.kernels import triton as kernel_triton
+        from streamh2o.kernels import triton
 
-        return kernel_triton.attend_and_sum(query, keys, values, weights, far)
+        return triton.attend_and_sum(query, keys, values, weights, far)
     output, sums = torch.ops.streamh2o.attend_and_sum(query, keys, values, weights, far)
     return output, None if weights is None else sums
 
@@ -183,22 +125,29 @@ def attend_scan(
     values: Tensor,
     scores: Tensor,
     source_index: Tensor,
-    table: RotaryTable,
+    cos: Tensor,
+    sin: Tensor,
     divisors: Tensor | None,
-    policy: Policy,
+    *,
+    sinks: int,
+    hitters: int,
     sink_distance: int,
+    far: int,
+    weight: float,
+    fade: float,
     scaling: float,
+    interleaved: bool,
+    rolled: bool,
 ) -> tuple[Tensor, Tensor]:
     """See `token_scan.attend_scan`: the output, and the middle slots that are left [batch, kv_heads, hitters].
 
-    keys, values, scores and source_index of all slots, the scores changed in place; divisors: `Policy.divisor` by age,
-    the last one for all older ages.
+    keys, values, scores and source_index of all slots, the scores changed in place; cos, sin [positions, rotary_dim /
+    2]; divisors: `Policy.divisor` by age, the last one for all older ages; weight: what a query's attention counts.
     """
-    weight, fade = float(policy.query_weights(1, CPU)[0]), policy.fade(1)
-    counts = policy.sinks, policy.hitters, sink_distance, policy.far, weight, fade, scaling
-    styles = table.style == "interleaved", policy.positions == "rolled"
-    slots = keys, values, scores, source_index
-    output, kept = torch.ops.streamh2o.attend_scan(query, *slots, table.cos, table.sin, divisors, *counts, *styles)
+    counts = sinks, hitters, sink_distance, far, weight, fade, scaling, interleaved, rolled
+    output, kept = torch.ops.streamh2o.attend_scan(
+        query, keys, values, scores, source_index, cos, sin, divisors, *counts
+    )
     return output, kept
 
 
@@ -215,52 +164,3 @@ def packed_linear(x: Tensor, blocks: Tensor, kind: int, bias: Tensor | None) -> 
     """
     result: Tensor = torch.ops.streamh2o.packed_linear(x.contiguous(), blocks, kind, bias)
     return result
-
-
-def _agrees(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel gives in `dtype` what plain torch gives in float32."""
-    from streamh2o.kernels.attention import attend, column_sums
-
-    torch_seed = torch.Generator().manual_seed(0)
-    query = torch.randn(1, 4, 64, 64, generator=torch_seed) / 8
-    keys, values = torch.randn(2, 1, 2, 200, 64, generator=torch_seed)
-    weights = torch.rand(64, generator=torch_seed)
-    expected, probabilities = attend(query, keys, values)
-    expected_sums = column_sums(probabilities, weights, 32)
-    query, keys, values = (tensor.to(device, dtype) for tensor in (query, keys, values))
-    output, sums = attend_and_sum(query, keys, values, weights.to(device), 32)
-    assert sums is not None
-    good = torch.allclose(output.cpu().float(), expected, atol=_WITHIN[dtype])
-    return good and torch.allclose(sums.cpu(), expected_sums, rtol=_WITHIN[dtype])
-
-
-def _sound_types() -> frozenset[torch.dtype]:
-    """The number formats in which the kernel can be used on this CPU. Raises UserError where there are none."""
-    agrees = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        try:
-            agrees[dtype] = _agrees(dtype, CPU)
-        except RuntimeError:
-            continue  # oneDNN has no such product for this processor
-    if not agrees:
-        raise UserError("this processor has not the products that it needs.")
-    if not any(agrees.values()):
-        raise UserError("it does not give here what plain torch gives; please report this.")
-    return frozenset(dtype for dtype, good in agrees.items() if good)
-
-
-def _triton_types(device: torch.device) -> frozenset[torch.dtype]:
-    """All number formats, where Triton's kernel can be used on this GPU. Raises UserError where one is not right."""
-    if device.type != "cuda":
-        raise UserError(f"there is no kernel for {device.type}.")
-    if find_spec("triton") is None:
-        raise UserError("there is no triton here, which PyTorch's builds for GPUs bring along.")
-    for dtype in _WITHIN:
-        try:
-            good = _agrees(dtype, device)
-        except Exception as error:  # whatever its compiler, the system's linker or the driver may say
-            said = " ".join(str(error).split())[:200]
-            raise UserError(f"Triton fails on this GPU ({type(error).__name__}: {said}).") from error
-        if not good:
-            raise UserError(f"Triton's {str(dtype).removeprefix('torch.')} is not plain torch's on this GPU.")
-    return frozenset(_WITHIN)

@@ -12,26 +12,29 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels import compiled
 from streamh2o.kernels.gguf_blocks import KINDS, Blocks
+from streamh2o.kernels.select import TORCH, Kernel
 
 WORDS = 8192  # of the vocabulary at a time
 _WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number
 
 
-class PackedLinear(nn.Module):
+class GgufLinear(nn.Module):
     """x [..., in_features] times the weights, transposed, plus bias: what nn.Linear gives of the unpacked weights.
 
     blocks: [out_features, bytes] uint8 of `kind`. bias: [out_features], or None. dtype: of x and of the result; the
-    weights are rounded to it as they are multiplied.
+    weights are rounded to it as they are multiplied. kernel: what multiplies.
     """
 
     blocks: Tensor
     bias: Tensor | None
 
-    def __init__(self, blocks: Tensor, kind: Blocks, bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self, blocks: Tensor, kind: Blocks, bias: Tensor | None, dtype: torch.dtype, kernel: Kernel = TORCH
+    ) -> None:
         super().__init__()
-        self.kind, self.dtype = kind, dtype
+        self.kind, self.dtype, self.kernel = kind, dtype, kernel
         self.out_features, self.in_features = len(blocks), kind.width(blocks)
         self.register_buffer("blocks", blocks, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.to(dtype).float(), persistent=False)
@@ -39,13 +42,13 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.compiled(x):
             bias = None if self.bias is None else self.bias.float()  # `model.to` may have changed it
-            return kernel.packed_linear(x, self.blocks, self.kind.number, bias)
+            return compiled.packed_linear(x, self.blocks, self.kind.number, bias)
         weight = self.kind.unpacked(self.blocks).to(x.dtype)
         return nn.functional.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
 
     def compiled(self, x: Tensor) -> bool:
         """Whether the kernel multiplies x."""
-        return kernel.takes(x) and _sound(self.kind.name, x.dtype)
+        return self.kernel.takes(x) and _sound(self.kind.name, x.dtype)
 
     def losses(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy in nats, float32 [rows], of the logits of x [rows, in_features], which `compiled` must take.
@@ -56,11 +59,11 @@ class PackedLinear(nn.Module):
         for start in range(0, self.out_features, WORDS):
             words = slice(start, start + WORDS)
             bias = None if self.bias is None else self.bias[words]
-            logits = kernel.packed_linear(x, self.blocks[words], self.kind.number, bias)
+            logits = compiled.packed_linear(x, self.blocks[words], self.kind.number, bias)
             place = targets - start
             nearest = place.clamp(0, logits.shape[1] - 1)
             picked = logits.gather(1, nearest[:, None])[:, 0].float()
-            sums.append(kernel.losses(logits, nearest) + picked)
+            sums.append(compiled.losses(logits, nearest) + picked)
             target = torch.where(place == nearest, picked, target)
         return torch.stack(sums).logsumexp(dim=0) - target
 
@@ -68,8 +71,8 @@ class PackedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.kind.name}, bias={self.bias is not None}"
 
 
-class PackedEmbedding(nn.Module):
-    """The rows of the weights that belong to ids [...], [..., width]; blocks, kind and dtype as of PackedLinear."""
+class GgufEmbedding(nn.Module):
+    """The rows of the weights that belong to ids [...], [..., width]; blocks, kind and dtype as of GgufLinear."""
 
     blocks: Tensor
 
@@ -83,16 +86,16 @@ class PackedEmbedding(nn.Module):
         return self.kind.unpacked(self.blocks[ids]).to(self.dtype)
 
 
-def packed_modules(model: nn.Module) -> Iterator[PackedLinear | PackedEmbedding]:
+def gguf_modules(model: nn.Module) -> Iterator[GgufLinear | GgufEmbedding]:
     """Those of `model` in its order."""
-    return (module for module in model.modules() if isinstance(module, PackedLinear | PackedEmbedding))
+    return (module for module in model.modules() if isinstance(module, GgufLinear | GgufEmbedding))
 
 
-def packed_parameters(model: nn.Module) -> int:
+def gguf_parameters(model: nn.Module) -> int:
     """How many weights of `model` are in blocks, those that two modules share counted once, and biases beside them."""
-    modules = list(packed_modules(model))
+    modules = list(gguf_modules(model))
     counts = {each.blocks.data_ptr(): len(each.blocks) * each.kind.width(each.blocks) for each in modules}
-    biases = [each.bias for each in modules if isinstance(each, PackedLinear) and each.bias is not None]
+    biases = [each.bias for each in modules if isinstance(each, GgufLinear) and each.bias is not None]
     return sum(counts.values()) + sum(bias.numel() for bias in biases)
 
 
@@ -110,7 +113,7 @@ def _sound(name: str, dtype: torch.dtype) -> bool:
     x = torch.randn(20, kind.width(blocks), generator=generator).to(dtype)
     expected = x.float() @ kind.unpacked(blocks).to(dtype).float().T
     try:
-        found = [kernel.packed_linear(rows, blocks, kind.number, None) for rows in (x[:3], x)]
+        found = [compiled.packed_linear(rows, blocks, kind.number, None) for rows in (x[:3], x)]
     except RuntimeError:  # oneDNN has no such product for this processor
         return False
     within = _WITHIN[dtype] * expected.abs().max()

@@ -22,7 +22,7 @@ def spare(size: int) -> bool:
     return whole is not None and whole >= SHARE * size
 
 
-class Packed:
+class WeightCopy:
     """The weights of `layer` as `make` lays them out, made again where they have changed."""
 
     def __init__(self, layer: nn.Linear, make: Callable[[Tensor], Tensor]) -> None:

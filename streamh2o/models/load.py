@@ -35,6 +35,7 @@ def load_model(
     selftest: bool = True,
     device_map: str | dict[str, Any] | None = None,
     weights: str = "plain",
+    kernel: str = "auto",
 ) -> Loaded:
     """Load the model called `name`: a named one (smollm2-135m), a Hugging Face folder, a `.gguf` file or a hub id.
 
@@ -42,18 +43,20 @@ def load_model(
     or mps. Code that a model brings along runs only with `trust_remote_code`.
     selftest: try the model on 32 tokens before it is given out. device_map: spread the layers over all devices, as
     `accelerate` does it: auto, or what goes where. weights: plain, or packed, which keeps the matrices of a GGUF file
-    in its blocks, on a CPU.
+    in its blocks, on a CPU. kernel: auto, compiled or torch.
     Raises UserError where the model is not there, not supported or damaged; UsageError for an unknown dtype or device.
     """
     import torch
     import transformers
 
+    from streamh2o.kernels.select import select
     from streamh2o.models.device import choose_device, choose_dtype
     from streamh2o.models.self_test import require_same
 
     check_transformers(transformers.__version__)
     place = choose_device(device)
     number = choose_dtype(dtype, place, weights)
+    computes = select(kernel, place, tell)
     path = None if weights == "plain" else _require_packable(name, weights, place, device_map is not None)
     spread = {} if device_map is None else {"device_map": _require_spreadable(device_map, device)}
     with quiet_transformers():
@@ -65,7 +68,7 @@ def load_model(
         else:
             from streamh2o.models.gguf.packed import load_packed
 
-            model = load_packed(path, config, number, tell)
+            model = load_packed(path, config, number, tell, computes)
         tokenizer = _tokenizer(name, folder, how)
     model.eval().requires_grad_(False)
     if spread:
@@ -79,7 +82,9 @@ def load_model(
         raise UserError(
             f"{name} does not fit on {place}; use a smaller model, --device-map auto or --device cpu."
         ) from error
-    made = Loaded(name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder), weights)
+    made = Loaded(
+        name, model, tokenizer, number, place, trained_positions(config), fingerprint(folder), weights, kernel=computes
+    )
     if selftest:
         require_same(made)
     return made

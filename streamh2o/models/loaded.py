@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamh2o.cache.families import kv_heads
+from streamh2o.kernels.select import TORCH, Kernel
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ class Loaded:
 
     trained_positions: the largest cache plus chunk, in tokens. fingerprint: changes when configuration, weights or
     tokenizer change, wherever the files lie and whenever they were written. weights: plain, or packed: the blocks of
-    a GGUF file.
+    a GGUF file. kernel: what streams of this model compute with.
     """
 
     name: str
@@ -29,17 +30,18 @@ class Loaded:
     trained_positions: int
     fingerprint: str
     weights: str = "plain"
+    kernel: Kernel = TORCH
 
     def info(self) -> dict[str, Any]:
         """What `--json` says about the model; plain numbers and strings."""
-        from streamh2o.kernels.gguf_linear import packed_parameters, weight_bytes
+        from streamh2o.kernels.gguf_linear import gguf_parameters, weight_bytes
 
         config: Any = self.model.config.get_text_config()
         heads = config.num_attention_heads
         return {
             "name": self.name,
             "architecture": self.model.config.model_type,
-            "parameters": self.model.num_parameters() + packed_parameters(self.model),
+            "parameters": self.model.num_parameters() + gguf_parameters(self.model),
             "layers": config.num_hidden_layers,
             "heads": heads,
             "kv_heads": kv_heads(config),

@@ -32,13 +32,13 @@ def text_ids(loaded: Loaded, count: int, chunk: int) -> torch.Tensor:
     return torch.tensor([ids[: max(0, loaded.trained_positions - chunk)]])
 
 
-def streamed(model: Any, policy: Policy, ids: torch.Tensor, chunk: int) -> tuple[torch.Tensor, int, int]:
+def streamed(loaded: Loaded, policy: Policy, ids: torch.Tensor, chunk: int) -> tuple[torch.Tensor, int, int]:
     """Losses [count - 1] of `ids` [1, count], evictions, and the most slots held."""
     import torch
 
     from streamh2o.stream.chunk_stream import ChunkStream
 
-    with ChunkStream(model, policy, chunk=chunk) as stream:
+    with ChunkStream(loaded.model, policy, chunk=chunk, kernel=loaded.kernel) as stream:
         parts = [stream.feed(ids[:, start : start + chunk]).losses[0] for start in range(0, ids.shape[1], chunk)]
         return torch.cat(parts).cpu(), stream.evictions, stream.max_slots
 
@@ -87,7 +87,7 @@ def require_same(loaded: Loaded) -> None:
     expected = plain(loaded.model, ids)
     if not torch.isfinite(expected).all():
         return  # the run itself names the token
-    found, _, _ = streamed(loaded.model, make_policy("streamingllm", cache=_TOKENS), ids, _CHUNK)
+    found, _, _ = streamed(loaded, make_policy("streamingllm", cache=_TOKENS), ids, _CHUNK)
     difference = float((found - expected).abs().mean())
     limit = _WRONG * TOLERANCE[str(loaded.dtype).removeprefix("torch.")]
     if not difference <= limit:

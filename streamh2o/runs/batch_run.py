@@ -21,7 +21,7 @@ from streamh2o.runs.perplexity import exp
 from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.progress import Display, Progress
 from streamh2o.stream.batched import feed_together
-from streamh2o.stream.chunk_stream import Fed
+from streamh2o.stream.chunk_stream import ChunkResult
 from streamh2o.text import Block, Source
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class BatchRun:
             self.results[number] = {**run.result(), "batch": self.size}
             note_end(self._display, run.source, self.results[number])
 
-    def _feed(self, blocks: dict[int, Block]) -> list[Fed]:
+    def _feed(self, blocks: dict[int, Block]) -> list[ChunkResult]:
         runs = [self._running[number] for number in blocks]
         ids = [torch.from_numpy(block.ids)[None] for block in blocks.values()]
         for run, part in zip(runs, ids, strict=True):

@@ -93,4 +93,5 @@ def open_stream(loaded: Loaded, policy: Policy, options: RunOptions, batch: int 
         per_query_head=per_query_head,
         evict=options.evict,
         kv_bits=options.kv_bits,
+        kernel=loaded.kernel,
     )

@@ -197,8 +197,6 @@ class LogWriter(OutputFile):
     def __call__(self, progress: Progress) -> None:
         line: dict[str, Any] = {"input": progress.name} if self._several else {}
         line |= {field: getattr(progress, field) for field in LOG_FIELDS}
-        if progress.halved:
-            line["halved"] = progress.halved
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from streamh2o.errors import UserError, naming_memory
-from streamh2o.kernels import compiled as kernel
 from streamh2o.machine import peak_rss_bytes, rss_bytes
 from streamh2o.policies import Policy
 from streamh2o.runs.interrupt import Interrupt, Stopped
@@ -21,7 +20,7 @@ from streamh2o.runs.options import RunOptions, open_reader, open_stream
 from streamh2o.runs.perplexity import RunningPerplexity
 from streamh2o.runs.progress import Progress
 from streamh2o.runs.saving.checks import require_sound, telling_damage
-from streamh2o.stream.chunk_stream import Fed
+from streamh2o.stream.chunk_stream import ChunkResult
 from streamh2o.text import Block, Source, TokenReader
 from streamh2o.text.replay import Replay
 from streamh2o.versions import versions
@@ -130,7 +129,7 @@ class PerplexityRun:
             self.complete = True
         return block
 
-    def add(self, block: Block, fed: Fed) -> Progress:
+    def add(self, block: Block, fed: ChunkResult) -> Progress:
         """Sum up what the stream made of `block`. Raises UserError where a loss is not a finite number."""
         self.block = block
         losses = fed.losses[0].float().cpu().numpy()
@@ -168,7 +167,6 @@ class PerplexityRun:
             slots=self.stream.slots,
             budget=self.stream.policy.cache,
             composition=self.stream.composition(),
-            halved=self.stream.halved,
         )
 
     def _fraction(self) -> float | None:
@@ -228,7 +226,7 @@ class PerplexityRun:
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": str(self.loaded.device),
             "threads": torch.get_num_threads(),
-            "kernel": kernel.chosen(),
+            "kernel": stream.kernel.name,
             "tokens": self._tokens,
             "scored": sums.scored,
             "bos": self.reader.bos_added,
@@ -244,7 +242,6 @@ class PerplexityRun:
             "kv_bytes": stream.kv_bytes,
             "max_slots": stream.max_slots,
             "evictions": stream.evictions,
-            "halved": stream.halved,
             "complete": self.complete,
             "versions": versions(),
         }

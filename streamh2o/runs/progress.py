@@ -37,7 +37,6 @@ class Progress:
     slots: int
     budget: int
     composition: dict[str, int]
-    halved: int = 0
 
 
 Observer = Callable[[Progress], None]

@@ -18,7 +18,7 @@ from streamh2o.policies import Policy, find_policy, make_policy
 from streamh2o.runs.generate.characters import Characters
 from streamh2o.runs.generate.generator import Sampler
 from streamh2o.runs.generate.sampling import Sampling
-from streamh2o.stream.chunk_stream import ChunkStream, Fed
+from streamh2o.stream.chunk_stream import ChunkResult, ChunkStream
 
 LEAST_BESIDE_SINKS = 2  # slots: one recent token and one hitter
 TYPICAL = 2048  # tokens of a prompt that settings are tried with
@@ -172,16 +172,17 @@ class Scorer:
         return frozenset(end for end in [*ends, self.loaded.tokenizer.eos_token_id] if end is not None)
 
     def _stream(self, tokens: int) -> ChunkStream:
-        return ChunkStream(self.loaded.model, self.policy_for(tokens), chunk=self.chunk, evict=self.evict)
+        policy, kernel = self.policy_for(tokens), self.loaded.kernel
+        return ChunkStream(self.loaded.model, policy, chunk=self.chunk, evict=self.evict, kernel=kernel)
 
 
-def _in_chunks(stream: ChunkStream, ids: Sequence[int], score: bool) -> Iterator[tuple[Tensor, Fed]]:
+def _in_chunks(stream: ChunkStream, ids: Sequence[int], score: bool) -> Iterator[tuple[Tensor, ChunkResult]]:
     """Read `ids`; yields those of each chunk, [1, n], with its losses and hidden states."""
     for piece in torch.tensor([list(ids)]).split(stream.chunk, dim=1):
         yield piece, stream.feed(piece, score)
 
 
-def _nll(chunk: Fed) -> float:
+def _nll(chunk: ChunkResult) -> float:
     """The sum of a chunk's losses, in nats. Raises UserError where one is no number: `feed` skips that on a GPU."""
     total = float(chunk.losses.double().sum())
     if not math.isfinite(total):

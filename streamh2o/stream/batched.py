@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from streamh2o.cache.slot_cache import FixedCache, SlotCache, take_appended, tell_appended
-
-if TYPE_CHECKING:
-    from streamh2o.stream.chunk_stream import ChunkStream, Fed
-
-
-class Together(FixedCache):
-    """The caches of several streams as the one that a pass of all of them is given; row i of the batch is cache i's."""
-
-    def __init__(self, caches: Sequence[SlotCache]) -> None:
-        self.layers = []  # what a cache of transformers is made of; ours are in `caches`
-        self.caches = caches
-        self.layers_count = caches[0].layers_count
-        self.tokens = max(cache.tokens for cache in caches)
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append to each cache its row of keys and values [batch, kv_heads, n, head_dim]; returned as they came."""
-        owners = []
-        for cache, key, value in zip(self.caches, key_states.split(1), value_states.split(1), strict=True):
-            cache.update(key, value, layer_idx)
-            owners += take_appended()
-        tell_appended(owners)
-        return key_states, value_states
+from streamh2o.stream.chunk_stream import ChunkResult, ChunkStream
 
 
 @torch.inference_mode()
-def feed_together(streams: Sequence[ChunkStream], ids: Sequence[Tensor], score: bool = True) -> list[Fed]:
+def feed_together(streams: Sequence[ChunkStream], ids: Sequence[Tensor], score: bool = True) -> list[ChunkResult]:
     """`ChunkStream.feed` for several streams of one model: `ids[i]` [1, n] are the next tokens of `streams[i]`.
 
     Streams that have equally many tokens to read share a pass, so that each gets what it would get alone, but for
@@ -48,19 +23,21 @@ def feed_together(streams: Sequence[ChunkStream], ids: Sequence[Tensor], score: 
     hidden: dict[int, Tensor] = {}  # by stream, [1, n, hidden_size]
     for length in {window.shape[1] for window in windows}:
         rows = [row for row, window in enumerate(windows) if window.shape[1] == length]
-        states = _states([streams[row] for row in rows], torch.cat([windows[row] for row in rows]))
+        states = _run([streams[row] for row in rows], torch.cat([windows[row] for row in rows]))
         for row, own in zip(rows, states.split(1), strict=True):
             hidden[row] = own[:, -ids[row].shape[1] :]
-    nll = _losses(streams, ids, hidden) if score else [None] * len(streams)
-    return [stream.took(hidden[row], nll[row]) for row, stream in enumerate(streams)]
+    losses = _losses(streams, ids, hidden) if score else [None] * len(streams)
+    return [stream.record(hidden[row], losses[row]) for row, stream in enumerate(streams)]
 
 
-def _states(streams: Sequence[ChunkStream], ids: Tensor) -> Tensor:
-    """The hidden states [streams, n, hidden_size] of `ids` [streams, n]."""
-    if len(streams) == 1:
-        return streams[0].forward(ids, streams[0].cache, streams[0].position_ids(ids))
+def _run(streams: Sequence[ChunkStream], ids: Tensor) -> Tensor:
+    """One pass of the next `ids` [streams, n], after which each stream evicts: states [streams, n, hidden_size]."""
+    first = streams[0]
     positions = torch.cat([stream.position_ids(row) for stream, row in zip(streams, ids.split(1), strict=True)])
-    return streams[0].forward(ids, Together([stream.cache for stream in streams]), positions)
+    running = first.new_pass([stream.cache for stream in streams], ids)
+    hidden = first.run(running, ids, positions)
+    running.finish()
+    return hidden
 
 
 def _losses(streams: Sequence[ChunkStream], ids: Sequence[Tensor], hidden: dict[int, Tensor]) -> list[Tensor | None]:

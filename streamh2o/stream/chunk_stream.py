@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from streamh2o.cache.families import kv_heads, learned_positions, positions_for, require_supported
 from streamh2o.cache.memory_check import require_memory
 from streamh2o.cache.positions import Branches
-from streamh2o.cache.quantised_slots import quantise_slots, require_bits
+from streamh2o.cache.quantised_slots import require_bits, slots_of
 from streamh2o.cache.rotary import Rotary
 from streamh2o.cache.slot_cache import SlotCache
-from streamh2o.cache.slots import LayerSlots
-from streamh2o.errors import UsageError, UserError, out_of_memory
+from streamh2o.errors import UsageError, UserError
+from streamh2o.kernels.select import Kernel, select
 from streamh2o.policies import Policy
-from streamh2o.stream.attach import attach, detach
-from streamh2o.stream.halving import Before
-from streamh2o.stream.lm_head import Head
-from streamh2o.stream.token_eviction import attend_and_evict, require_token_eviction
+from streamh2o.stream.lending import cache_argument, lending_of
+from streamh2o.stream.lm_head import LmHead
+from streamh2o.stream.model_pass import Pass
+from streamh2o.stream.token_eviction import require_token_eviction
 
 
 @dataclass(frozen=True)
-class Fed:
+class ChunkResult:
     """What one chunk gave.
 
     losses: [batch, scored] float32, nats; the loss of token t is that of predicting it from the tokens before, so the
@@ -44,12 +42,14 @@ class Fed:
 class ChunkStream:
     """A text of any length through `model` with a cache of `policy.cache` slots per layer and KV head.
 
-    model: a causal model of `transformers` in evaluation mode; it uses our attention until `close`.
+    model: a causal model of `transformers` in evaluation mode. It is lent our attention while a chunk is read, and is
+        its own between chunks. `close` ends the stream; one that is garbage ends by itself.
     chunk: most tokens of one forward pass. batch: how many streams run side by side. per_query_head: slots for each
         query head, not each KV head, as in the H2O authors' code, for as many times the memory.
     evict: when what is over the budget goes, after each `chunk` or after each `token`; the latter gives the losses of
         `chunk=1`, whatever the chunk. kv_bits: 8 or 4 keep older keys and values as integers (`QuantisedSlots`);
-        16 keeps all as the model has them.
+        16 keeps all as the model has them. kernel: `auto`, `compiled`, `torch`, or one that was selected. engine: use
+        faster modules while a chunk is read, where there are some.
     Raises UsageError where cache and chunk together exceed the positions the model was trained on, or where the policy
     cannot evict after every token; UserError where they need more memory than is free.
     """
@@ -64,21 +64,13 @@ class ChunkStream:
         per_query_head: bool = False,
         evict: str = "chunk",
         kv_bits: int = 16,
+        kernel: str | Kernel = "auto",
+        engine: bool = True,
     ) -> None:
         config = model.config.get_text_config()
         require_supported(model.config, type(model).__name__)
         trained = positions_for(model.config, policy.cache + chunk)
-        if chunk < 1:
-            raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
-        if policy.cache > trained:
-            raise UsageError(
-                f"--cache {policy.cache} exceeds the {trained} positions this model was trained on; lower it."
-            )
-        if policy.evicts and policy.cache + chunk > trained:
-            raise UsageError(
-                f"--cache {policy.cache} and --chunk {chunk} need {policy.cache + chunk} positions, the model was "
-                f"trained on {trained}; lower one of them."
-            )
+        _require_fit(policy, chunk, trained)
         if evict not in ("chunk", "token"):
             raise UsageError(f"--evict is {evict!r}; it must be chunk or token.")
         if evict == "token":
@@ -88,39 +80,34 @@ class ChunkStream:
             policy = replace(policy, cache=trained, recent=trained - policy.sinks)
         self.learned_positions = learned_positions(model.config)
         self.model, self.policy, self.chunk, self.batch = model, policy, chunk, batch
-        self.evict, self.kv_bits = evict, kv_bits
+        self.evict, self.kv_bits, self.engine = evict, kv_bits, engine
+        self.kernel = kernel if isinstance(kernel, Kernel) else select(kernel, model.device)
         self.trained = trained
         group = config.num_attention_heads // kv_heads(config) if per_query_head else 1
         require_memory(model, policy, chunk, group, kv_bits, batch)
-        self.cache = SlotCache(policy, Rotary.from_model(model, trained), config.num_hidden_layers, chunk, group)
-        quantise_slots(self.cache, kv_bits)
-        if evict == "token" and policy.evicts:
-            self.cache.evicting = attend_and_evict
+        self.cache = SlotCache(
+            policy,
+            Rotary.from_model(model, trained),
+            config.num_hidden_layers,
+            chunk,
+            group,
+            slots_of(policy, kv_bits),
+            self.kernel,
+        )
         self.tokens = 0  # read so far
         self.scored = 0  # losses given so far, per sequence
-        self.halved = 0  # how often memory ran out in a pass and its tokens were read, or scored, in two halves
+        self.logits = LmHead(model, self.kernel)
         self._decoder: Any = model.get_decoder()
-        self.logits = Head(model)
         self._cache_argument = cache_argument(model)
         self._last_hidden: Tensor | None = None  # [batch, 1, hidden_size], predicts the next chunk's first token
         self._tail: Tensor | None = None  # ids that `recompute` reads again
-        attach(model)
-        self._attached = True
+        self._whole = True  # every chunk that was begun has been recorded
+        self._lending = lending_of(model)
+        self._leave = self._lending.use(self, model)
 
     def close(self) -> None:
-        """Give the model its own attention back."""
-        if self._attached:
-            self._attached = False
-            detach(self.model)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Lend the model out, with its own attention, for a while."""
-        detach(self.model)
-        try:
-            yield
-        finally:
-            attach(self.model)
+        """End the stream, which can't be fed any more."""
+        self._leave()
 
     def __enter__(self) -> ChunkStream:
         return self
@@ -128,8 +115,11 @@ class ChunkStream:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UserError("A stream can't be copied or pickled; use state() and load_state() of another one.")
+
     @torch.inference_mode()
-    def feed(self, ids: Tensor, score: bool = True) -> Fed:
+    def feed(self, ids: Tensor, score: bool = True) -> ChunkResult:
         """Read the next tokens, `ids` [batch, n] with n up to `chunk`, and score them.
 
         score: False leaves the losses out, which take a third of the time where the model is small and its vocabulary
@@ -139,19 +129,22 @@ class ChunkStream:
         self.require_room(ids)
         on_gpu = self.model.device.type == "cuda"
         ids = ids.to(self.model.device, non_blocking=on_gpu)  # a blocking copy waits for all the GPU has been given
-        hidden = self._read_or_halve(ids)
-        nll = None
+        window = self.window(ids)
+        running = self.new_pass([self.cache], window)
+        hidden = self.run(running, window, self.position_ids(window))[:, -ids.shape[1] :]
+        losses = None
         if score:
             before, targets = self.predictions(ids, hidden)
-            nll = self._losses(before.flatten(0, 1), targets.flatten()).view(targets.shape)
-        fed = self.took(hidden, nll)
-        if not on_gpu and not torch.isfinite(fed.losses).all():  # a GPU would have to come to its end first
-            self._not_finite(fed)
-        return fed
+            losses = self.logits.losses(before.flatten(0, 1), targets.flatten()).view(targets.shape)
+        running.finish()
+        result = self.record(hidden, losses)
+        if not on_gpu and not torch.isfinite(result.losses).all():  # a GPU would have to come to its end first
+            self._refuse_losses(result)
+        return result
 
-    def _not_finite(self, fed: Fed) -> NoReturn:
-        start = self.tokens - fed.hidden.shape[1]
-        first = self.tokens - fed.losses.shape[1] + int((~torch.isfinite(fed.losses)).any(0).nonzero()[0])
+    def _refuse_losses(self, result: ChunkResult) -> NoReturn:
+        start = self.tokens - result.hidden.shape[1]
+        first = self.tokens - result.losses.shape[1] + int((~torch.isfinite(result.losses)).any(0).nonzero()[0])
         # Inside a chunk it spoils the queries before it too: zero times infinity is not zero.
         later = f" or of one after it, up to {self.tokens}," if first > start else ""
         raise UserError(
@@ -159,39 +152,14 @@ class ChunkStream:
             f"{' and, to know the token, --chunk 1' if later else ''}."
         )
 
-    def _losses(self, before: Tensor, targets: Tensor) -> Tensor:
-        try:
-            return self.logits.losses(before, targets)
-        except (MemoryError, RuntimeError) as error:
-            if len(targets) < 2 or not out_of_memory(error):
-                raise
-        self.halved += 1
-        halves = zip(before.tensor_split(2), targets.tensor_split(2), strict=True)
-        return torch.cat([self._losses(*half) for half in halves])
-
-    def _read_or_halve(self, ids: Tensor) -> Tensor:
-        """`_read`, and where memory runs out, the same in two halves: evictions then come at the end of each."""
-        before, tail = Before(self.cache) if ids.shape[1] > 1 else None, self._tail
-        try:
-            return self._read(ids)
-        except (MemoryError, RuntimeError) as error:
-            if before is None or not out_of_memory(error):
-                raise
-            self._tail = tail
-            if not (self.policy.recomputes or before.restore(self.cache)):
-                raise
-        self.halved += 1  # out here nothing holds what the failed pass had made
-        return torch.cat([self._read_or_halve(half) for half in ids.tensor_split(2, dim=1)], dim=1)
-
-    def _read(self, ids: Tensor) -> Tensor:
-        """One forward pass; hidden states [batch, n, hidden_size] of `ids`."""
-        window = self.window(ids)
-        return self.forward(window, self.cache, self.position_ids(window))[:, -ids.shape[1] :]
-
     # The steps of `feed`, which `feed_together` takes for several streams at once
 
     def require_room(self, ids: Tensor) -> None:
-        """Raise UserError where `ids` [batch, n] do not fit behind what was read: only where nothing is evicted."""
+        """Raise UserError where `ids` [batch, n] do not fit behind what was read: only where nothing is evicted.
+
+        And where the stream is closed, or lost a chunk.
+        """
+        self._require_open()
         if ids.dim() != 2 or ids.shape[0] != self.batch or not 1 <= ids.shape[1] <= self.chunk:
             raise ValueError(f"ids are {tuple(ids.shape)}, expected [{self.batch}, 1..{self.chunk}]")
         if not self.policy.evicts and self.tokens + ids.shape[1] > self.policy.cache:
@@ -201,7 +169,8 @@ class ChunkStream:
             )
 
     def window(self, ids: Tensor) -> Tensor:
-        """What a pass has to read for `ids` [batch, n], which are its last columns: more where it reads anew."""
+        """Begin a chunk: what a pass has to read for `ids` [batch, n], its last columns; more where it reads anew."""
+        self._whole = False
         if not self.policy.recomputes:
             return ids
         window = ids if self._tail is None else torch.cat([self._tail, ids], dim=1)
@@ -209,11 +178,22 @@ class ChunkStream:
         self.cache.reset()
         return window
 
-    def forward(self, ids: Tensor, cache: Cache, positions: Tensor) -> Tensor:
-        """The hidden states [rows, n, hidden_size] of `ids` [rows, n] behind what `cache` holds."""
-        arguments = {self._cache_argument: cache, "use_cache": True, "position_ids": positions}
-        states: Tensor = self._decoder(input_ids=ids, **arguments).last_hidden_state
+    def new_pass(self, caches: Sequence[SlotCache], ids: Tensor) -> Pass:
+        """A pass of `ids` [rows, n] behind what `caches` hold: one cache for all rows, or one for each."""
+        return Pass(caches, ids.shape[1], evict_each_token=self.evict == "token" and self.policy.evicts)
+
+    def run(self, running: Pass, ids: Tensor, positions: Tensor) -> Tensor:
+        """The hidden states [rows, n, hidden_size] of `ids` [rows, n]."""
+        arguments = {self._cache_argument: running, "use_cache": True, "position_ids": positions}
+        with self._lending.lend(running, self.engine):
+            states: Tensor = self._decoder(input_ids=ids, **arguments).last_hidden_state
         return states
+
+    def _require_open(self) -> None:
+        if not self._leave.alive:
+            raise UserError("This stream is closed; make another.")
+        if not self._whole:
+            raise UserError("A chunk of this stream was cut off, so its text has a hole; make another.")
 
     def predictions(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The states [batch, scored, hidden_size] that predict tokens, and those tokens [batch, scored].
@@ -224,16 +204,17 @@ class ChunkStream:
             return hidden[:, :-1], ids[:, 1:]
         return torch.cat([self._last_hidden, hidden[:, :-1]], dim=1), ids
 
-    def took(self, hidden: Tensor, nll: Tensor | None) -> Fed:
-        """Count a chunk as read. hidden: [batch, n, hidden_size]; nll: [batch, scored], None for none asked for."""
-        if nll is None:
-            nll = hidden.new_zeros(len(hidden), 0, dtype=torch.float32)
+    def record(self, hidden: Tensor, losses: Tensor | None) -> ChunkResult:
+        """Count a chunk as read. hidden: [batch, n, hidden_size]; losses: [batch, scored], None for none asked for."""
+        if losses is None:
+            losses = hidden.new_zeros(len(hidden), 0, dtype=torch.float32)
         self._last_hidden = hidden[:, -1:].clone()
+        self._whole = True
         self.tokens += hidden.shape[1]
-        self.scored += nll.shape[1]
-        return Fed(nll, hidden)
+        self.scored += losses.shape[1]
+        return ChunkResult(losses, hidden)
 
-    def position_ids(self, ids: Tensor) -> Tensor:
+    def position_ids(self, ids: Tensor, branches: Branches | None = None) -> Tensor:
         """Zeros make the model's own rotation the identity, and the attention rotates by itself.
 
         Learned positions are those of the text: they are part of what a slot holds, and cannot be given anew.
@@ -241,8 +222,8 @@ class ChunkStream:
         if not self.learned_positions:
             return torch.zeros_like(ids)
         offsets, longest = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
-        if isinstance(self.cache.probe, Branches):
-            offsets, longest = self.cache.probe.offsets, self.cache.probe.longest
+        if branches is not None:
+            offsets, longest = branches.offsets, branches.longest
         if self.cache.tokens + longest > self.trained:
             raise UserError(
                 f"A '{self.model.config.model_type}' model has learned {self.trained} positions, one for each token of "
@@ -251,19 +232,17 @@ class ChunkStream:
         return (self.cache.tokens + offsets).expand_as(ids)
 
     @torch.inference_mode()
-    def probe(self, ids: Tensor, observe: Callable[[LayerSlots, Tensor], None]) -> Tensor:
+    def probe(self, ids: Tensor, branches: Branches | None = None) -> Tensor:
         """Run `ids` [batch, n] against the cache without leaving a trace: nothing is kept, scored or evicted.
 
-        observe: called per layer, in order, with the layer's slots (the probe's own are the last n) and the attention
-            probabilities [batch, kv_heads, group, n, slots + n].
-        Returns the hidden states [batch, n, hidden_size].
+        branches: how the tokens see each other; None: as a text. Returns the hidden states [batch, n, hidden_size].
         """
-        self.cache.probe = observe
-        try:
-            ids = ids.to(self.model.device)
-            return self.forward(ids, self.cache, self.position_ids(ids))
-        finally:
-            self.cache.probe = None
+        self._require_open()
+        ids = ids.to(self.model.device)
+        running = Pass([self.cache], ids.shape[1], probe=True, branches=branches)
+        hidden = self.run(running, ids, self.position_ids(ids, branches))
+        running.finish()
+        return hidden
 
     @property
     def slots(self) -> int:
@@ -301,7 +280,6 @@ class ChunkStream:
             "cache_tokens": self.cache.tokens,
             "evictions": self.cache.evictions,
             "max_slots": self.cache.max_slots,
-            "halved": self.halved,
         }
         return tensors, counts
 
@@ -309,9 +287,17 @@ class ChunkStream:
         """Go on from what `state` gave. Raises UserError where it does not fit this model."""
         self.cache.load_state(tensors, counts["cache_tokens"], counts["evictions"], counts["max_slots"])
         self._last_hidden, self._tail = tensors.get("last_hidden"), tensors.get("tail")
-        self.tokens, self.scored, self.halved = counts["tokens"], counts["scored"], counts["halved"]
+        self.tokens, self.scored = counts["tokens"], counts["scored"]
+        self._whole = True
 
 
-def cache_argument(model: PreTrainedModel) -> str:
-    """How this release of transformers calls the cache: `cache` from 5.23 on, `past_key_values` before."""
-    return "cache" if "cache" in inspect.signature(model.get_decoder().forward).parameters else "past_key_values"
+def _require_fit(policy: Policy, chunk: int, trained: int) -> None:
+    if chunk < 1:
+        raise UsageError(f"--chunk is {chunk}; it must be at least 1.")
+    if policy.cache > trained:
+        raise UsageError(f"--cache {policy.cache} exceeds the {trained} positions this model was trained on; lower it.")
+    if policy.evicts and policy.cache + chunk > trained:
+        raise UsageError(
+            f"--cache {policy.cache} and --chunk {chunk} need {policy.cache + chunk} positions, the model was "
+            f"trained on {trained}; lower one of them."
+        )

@@ -11,21 +11,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from streamh2o.kernels import compiled as kernel
-from streamh2o.kernels.gguf_linear import PackedLinear
-from streamh2o.kernels.weight_copies import Packed, spare
+from streamh2o.kernels import compiled
+from streamh2o.kernels.gguf_linear import GgufLinear
+from streamh2o.kernels.select import TORCH, Kernel
+from streamh2o.kernels.weight_copies import WeightCopy, spare
 
 BLOCK = 128  # rows of logits at a time
 FEW = 4  # rows for which a weight is read as it lies
 
 
-class Head:
+class LmHead:
     """What turns hidden states [..., hidden] into logits [..., vocabulary], as the model's own forward does.
 
     Beside the output embedding a family may divide (Granite), multiply (Cohere) or soft-cap (Gemma 2) them.
+    kernel: what computes the losses.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, kernel: Kernel = TORCH) -> None:
+        self._kernel = kernel
         self._embedding: Any = model.get_output_embeddings()
         config = model.config.get_text_config()
         factor = getattr(config, "logit_scale", None) or 1.0
@@ -47,16 +50,16 @@ class Head:
 
         The log-sum-exp is taken in float32. Plain torch makes `BLOCK` rows of logits at a time.
         """
-        if self._is_product() and kernel.takes(hidden) and self._embedding.weight.dtype == hidden.dtype:
-            return kernel.head_losses(hidden, self._embedding.weight, self._packed(), targets)
+        if self._is_product() and self._kernel.takes(hidden) and self._embedding.weight.dtype == hidden.dtype:
+            return compiled.head_losses(hidden, self._embedding.weight, self._packed(), targets)
         if self._is_packed_product(hidden):
             return self._embedding.losses(hidden, targets)
         result = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         for start in range(0, len(targets), BLOCK):
             rows = slice(start, start + BLOCK)
             block, wanted = self(hidden[rows]), targets[rows]
-            if kernel.takes(block):
-                result[rows] = kernel.losses(block, wanted)
+            if self._kernel.takes(block):
+                result[rows] = compiled.losses(block, wanted)
                 continue
             block = block.float()
             target = block.gather(1, wanted[:, None].to(block.device))[:, 0]  # where `--device-map` put the head
@@ -69,13 +72,13 @@ class Head:
         """Whether logits are products with the embedding and nothing else."""
         layer = self._embedding
         plain = type(layer) is nn.Linear and layer.bias is None and layer.in_features % 2 == 0
-        plain = plain and kernel.takes(layer.weight) and layer.weight.is_contiguous()
+        plain = plain and self._kernel.takes(layer.weight) and layer.weight.is_contiguous()
         return plain and "forward" not in vars(layer) and self._factor == 1.0 and not self._cap
 
     def _is_packed_product(self, hidden: Tensor) -> bool:
         """The same of an embedding in the blocks of a GGUF file."""
         layer = self._embedding
-        return isinstance(layer, PackedLinear) and layer.compiled(hidden) and self._factor == 1.0 and not self._cap
+        return isinstance(layer, GgufLinear) and layer.compiled(hidden) and self._factor == 1.0 and not self._cap
 
     def _packed(self) -> Tensor | None:
         """The embedding as the kernel wants it, where memory allows."""
@@ -83,41 +86,42 @@ class Head:
         if layer not in _heads:
             if not spare(layer.weight.nbytes):
                 return None
-            _heads[layer] = Packed(layer, kernel.pack_head)
+            _heads[layer] = WeightCopy(layer, compiled.pack_head)
         return _heads[layer].weight
 
 
-_heads: WeakKeyDictionary[nn.Module, Packed] = WeakKeyDictionary()
+_heads: WeakKeyDictionary[nn.Module, WeightCopy] = WeakKeyDictionary()
 
 
 class FewRows:
-    """A model's output embedding, read as it lies for the few rows of a decode step, from `on` to `off`.
+    """A block in which a model's output embedding is read as it lies for the few rows of a decode step.
 
     In bfloat16 plain torch takes two to three times as long for them. Other layers and more rows stay as they are.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, kernel: Kernel) -> None:
         self._layer: Any = model.get_output_embeddings()
+        self._kernel = kernel
+        self._forward: Any = None  # what stands in
 
-    def on(self) -> None:
+    def __enter__(self) -> None:
         layer = self._layer
-        if type(layer) is not nn.Linear or "forward" in vars(layer) or not _read_well(layer):
-            return
-        layer.__dict__["forward"] = self
+        if type(layer) is nn.Linear and "forward" not in vars(layer) and _read_well(layer, self._kernel):
+            self._forward = layer.__dict__["forward"] = self._few_rows
 
-    def off(self) -> None:
-        if self._layer is not None and vars(self._layer).get("forward") is self:
+    def __exit__(self, *exc: object) -> None:
+        if self._forward is not None and vars(self._layer).get("forward") is self._forward:
             del self._layer.__dict__["forward"]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def _few_rows(self, x: Tensor) -> Tensor:
         layer = self._layer
         few = 0 < x.numel() <= FEW * x.shape[-1] and x.dtype == layer.weight.dtype
         if few and not (torch.is_grad_enabled() and any(part.requires_grad for part in (x, *layer.parameters()))):
-            return kernel.few_linear(x, layer.weight, layer.bias)
+            return compiled.few_linear(x, layer.weight, layer.bias)
         return functional.linear(x, layer.weight, layer.bias)
 
 
-def _read_well(layer: nn.Linear) -> bool:
+def _read_well(layer: nn.Linear, kernel: Kernel) -> bool:
     """Whether the kernel can read this weight as it lies, and is right."""
     parts = list(layer.parameters())
     fit = all(part.dtype == torch.bfloat16 and part.is_contiguous() and kernel.takes(part) for part in parts)
@@ -128,5 +132,5 @@ def _read_well(layer: nn.Linear) -> bool:
 def _right() -> bool:
     """Whether the kernel gives with a small weight what plain torch gives."""
     x, weight = torch.randn(3 + 70, 90, generator=torch.Generator().manual_seed(0)).bfloat16().split([3, 70])
-    expected, found = x.float() @ weight.float().T, kernel.few_linear(x, weight, None).float()
+    expected, found = x.float() @ weight.float().T, compiled.few_linear(x, weight, None).float()
     return bool((expected - found).abs().max() <= 2**-7 * expected.abs().max())

@@ -12,12 +12,10 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from streamh2o.cache.families import kv_heads
 from streamh2o.errors import UserError
-
-NAME = "streamh2o"  # of our attention among those of transformers
+from streamh2o.stream.model_pass import Pass
 
 Output = tuple[Tensor, None]  # [batch, n, hidden_size], and no attention weights
 
@@ -35,7 +33,14 @@ def own_forward(module: nn.Module) -> Callable[..., Output] | None:
             f"The {type(module).__name__} of this model has a forward that is not its own, as --device-map gives it, "
             "and can't be run that way; use one device."
         )
-    return partial(forward, module)
+    return partial(_ours_or_own, forward, module)
+
+
+def _ours_or_own(forward: Callable[..., Output], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A call in another thread, which began before the model was lent, gets what the module's own code gives."""
+    if any(isinstance(argument, Pass) for argument in (*args, *kwargs.values())):
+        return forward(module, *args, **kwargs)
+    return type(module).forward(module, *args, **kwargs)
 
 
 def has_own_attention(model: nn.Module) -> bool:
@@ -50,13 +55,10 @@ def _known(module: nn.Module) -> Callable[..., Output] | None:
 
 def attend(module: Any, parts: tuple[Tensor, Tensor, Tensor], cache: Any, scaling: float) -> Tensor:
     """Our attention of queries, keys and values, each [batch, heads, n, head_dim]: [batch, n, heads * head_dim]."""
-    if cache is None:
-        raise UserError("The model is attached to streamh2o but was called without its cache; detach it first.")
+    assert isinstance(cache, Pass)
     query, key, value = parts
     cache.update(key, value, module.layer_idx)
-    output, _ = ALL_ATTENTION_FUNCTIONS[NAME](module, query, key, value, None, scaling=scaling)
-    result: Tensor = output.flatten(2)
-    return result
+    return cache.attend(query, scaling, None, None).transpose(1, 2).flatten(2)
 
 
 def _bloom(module: Any, hidden_states: Tensor, residual: Tensor, layer_past: Any = None, **kwargs: Any) -> Output:

@@ -10,8 +10,8 @@ import torch
 from streamh2o.cache.positions import Branches
 
 
-class Tree(Branches):
-    """What to give `ChunkStream.probe` for `paths` after `stem`, none of which sees another: the pass reads `ids` [n].
+class ProbeTree:
+    """`paths` after `stem`, none of which sees another, for `ChunkStream.probe`: the `ids` [n] to read, and `branches`.
 
     places: for each path, where in the pass each of its ids stands. `before` gives the places that predict them.
     """
@@ -38,9 +38,8 @@ class Tree(Branches):
             if parent >= 0:  # stands before its child, so its own row is done
                 seen[place] |= seen[parent]
                 depth[place] = depth[parent] + 1
-        self.offsets = torch.tensor(depth, device=device)  # [n], positions after the text's last token
-        self.longest = max(depth, default=-1) + 1
-        self.mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).to(device)  # [n, n], added to the logits
+        mask = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf).to(device)
+        self.branches = Branches(torch.tensor(depth, device=device), mask)
 
     def before(self, path: int) -> list[int]:
         """Where in the pass the ids of a path are predicted, and what follows its last: stem needed, [ids + 1]."""

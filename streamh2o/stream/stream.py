@@ -13,8 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from streamh2o.errors import UsageError, UserError
+from streamh2o.kernels.select import Kernel
 from streamh2o.policies import Policy, make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
+from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer
 from streamh2o.text.incremental import TextPieces
 from streamh2o.text.reader import bos_id
 
@@ -24,12 +26,13 @@ _STATE = {"settings", "tensors", "counts", "losses", "waiting", "text"}  # what 
 class Stream:
     """A text of any length through `model`, with a cache of `cache` slots per layer and KV head.
 
-    model: a causal model of `transformers` in evaluation mode; it uses our attention until `close`. tokenizer: its fast
-    tokenizer; None where only ids are fed. policy: a name, whose budget is sinks + recent + hitters = cache, with the
-    policy's further fields as `knobs`, or a policy made by `make_policy` (then these numbers are its own). chunk: most
-    tokens of one pass, after which the cache evicts. bos: `auto` puts a BOS before the first token where the tokenizer
+    model: what `load_model` returns, or a causal model of `transformers` in evaluation mode, with its fast `tokenizer`
+    where text is fed; the model is its own between chunks. policy: a name, whose budget is sinks + recent + hitters =
+    cache, with the policy's further fields as `knobs`, or a policy made by `make_policy` (then these numbers are its
+    own). chunk: most tokens of one pass, after which the cache evicts. bos: `auto` puts a BOS before the first token
+    where the tokenizer
     itself would, `yes`, `no`. allow_special: let strings such as `<|im_end|>` in the text be special tokens. evict,
-    kv_bits: as of ChunkStream.
+    kv_bits, kernel, engine: as of ChunkStream.
 
     Raises UsageError for settings that do not go together or do not fit the model, UserError for a model that is not
     supported or a cache that does not fit into memory.
@@ -37,7 +40,7 @@ class Stream:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | ModelAndTokenizer,
         tokenizer: Any = None,
         *,
         cache: int = 1024,
@@ -50,15 +53,21 @@ class Stream:
         allow_special: bool = False,
         evict: str = "chunk",
         kv_bits: int = 16,
+        kernel: str | Kernel = "auto",
+        engine: bool = True,
         **knobs: Any,
     ) -> None:
         if isinstance(tokenizer, str | Policy):
             raise UsageError(f"Stream's second argument is a tokenizer, not {tokenizer!r}; say policy={tokenizer!r}.")
+        model, own_tokenizer = model_and_tokenizer(model)
+        tokenizer = own_tokenizer if tokenizer is None else tokenizer
         if isinstance(policy, str):
             policy = make_policy(policy, cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
         self._text = None if tokenizer is None else TextPieces(tokenizer, allow_special)
         self._bos = None if tokenizer is None else bos_id(tokenizer, bos)
-        self._stream = ChunkStream(model, policy, chunk=chunk, evict=evict, kv_bits=kv_bits)
+        self._stream = ChunkStream(
+            model, policy, chunk=chunk, evict=evict, kv_bits=kv_bits, kernel=kernel, engine=engine
+        )
         self._waiting = torch.empty(0, dtype=torch.int64)  # ids that have not been read
         self._begun = False  # whether there were any
         self._losses: list[Tensor] = []
@@ -182,7 +191,7 @@ class Stream:
         return f"{stream.policy} in chunks of {stream.chunk}, {stream.kv_bits} bits, evicting by {stream.evict}"
 
     def close(self) -> None:
-        """Give the model its own attention back. What waits of the text is forgotten."""
+        """End the stream. What waits of the text is forgotten."""
         self._stream.close()
 
     def __enter__(self) -> Stream:

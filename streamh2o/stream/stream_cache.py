@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,56 +14,52 @@ from transformers import PreTrainedModel
 from streamh2o.cache.decoding_cache import DecodingCache
 from streamh2o.cache.families import learned_positions, positions_for, require_supported
 from streamh2o.cache.rotary import Rotary
-from streamh2o.cache.slot_cache import FixedCache, tell_appended
 from streamh2o.errors import UsageError, UserError
+from streamh2o.kernels.select import Kernel, select
 from streamh2o.policies import Policy, make_policy
-from streamh2o.stream.stream_cache_hooks import hook, unhook
+from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer
+from streamh2o.stream.lending import CallCache, Forward, Lending, lending_of
+from streamh2o.stream.model_pass import Pass
+from streamh2o.stream.prompt_pieces import PieceStates, PromptPiece, cut_input, first_columns
+from streamh2o.stream.stream_cache_file import read_cache, write_cache
 
+_OURS = ("attention_mask", "position_ids", "cache_position")  # arguments that the cache sees to
 EVICT_EVERY = 32  # decode steps; docs/notebook/speed.md has the measurement
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A part of an input that is one pass: columns `start` to `end` of one row, or of all where `row` is None."""
-
-    groups: list[DecodingCache]
-    row: int | None
-    start: int
-    end: int
-
-    def of(self, inputs: Tensor) -> Tensor:
-        rows = slice(None) if self.row is None else slice(self.row, self.row + 1)
-        return inputs[rows, self.start : self.end]
-
-
-def _cut(groups: list[DecodingCache], row: int | None, start: int, end: int, chunk: int) -> list[Piece]:
-    return [Piece(groups, row, first, min(first + chunk, end)) for first in range(start, end, chunk)]
-
-
-class StreamCache(FixedCache):
+class StreamCache(CallCache):
     """What `model.generate(..., past_key_values=cache)` takes in place of the cache that grows. Made by `for_model`.
 
     The rows of a batch stand side by side while they have the same length, else (left padding) each has slots of its
     own, so that a row gets what it would get alone and padding takes no slot.
     """
 
-    def __init__(self, model: PreTrainedModel, policy: Policy, rotary: Rotary, chunk: int, evict_every: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        policy: Policy,
+        rotary: Rotary,
+        chunk: int,
+        evict_every: int,
+        kernel: Kernel,
+        engine: bool,
+    ) -> None:
         self.layers = []  # what a cache of transformers is made of; ours are in `groups`
         self.policy, self.rotary, self.chunk, self.evict_every = policy, rotary, chunk, evict_every
+        self.kernel, self.engine = kernel, engine
         self.layers_count: int = model.config.get_text_config().num_hidden_layers
         self.groups: list[DecodingCache] = []  # of consecutive rows of the batch, each with slots of its own
-        self.active: list[DecodingCache] = []  # those that the running pass is for; none between passes
         self.tokens = 0  # columns of the batch that went through, padding included
-        self.wanted = 0  # newest hidden states that the call at hand is for; 0 for all
-        self.inside = False  # a piece of a longer input is running
-        self.cut = False  # a call was cut off between its pieces, so that the text has a hole
-        self._decoder = weakref.ref(model.get_decoder())
-        self._detach = weakref.finalize(self, unhook, self._decoder)
+        self.wanted = 0
+        self._whole = True  # every call came to its end; else the text has a hole
+        self._model = weakref.ref(model)
+        self._lending = lending_of(model)
+        self._leave = self._lending.use(self, model)
 
     @classmethod
     def for_model(
         cls,
-        model: PreTrainedModel,
+        model: PreTrainedModel | ModelAndTokenizer,
         cache: int = 1024,
         policy: str | Policy = "streamh2o",
         *,
@@ -71,6 +68,8 @@ class StreamCache(FixedCache):
         hitters: int | None = None,
         chunk: int | None = None,
         evict_every: int = EVICT_EVERY,
+        kernel: str | Kernel = "auto",
+        engine: bool = True,
         **knobs: Any,
     ) -> StreamCache:
         """A cache of `cache` slots per layer and KV head for `model`, a causal model of `transformers`.
@@ -80,30 +79,20 @@ class StreamCache(FixedCache):
         goes through in pieces (256, or what the trained length leaves). evict_every: decode steps between evictions, so
         that up to cache + evict_every slots are held while tokens come one by one.
 
+        kernel: `auto`, `compiled`, `torch`, or one that was selected. engine: use faster modules during a pass.
+
         The model answers to this cache until `detach`, the end of a `with`, or the cache's own end; meanwhile it works
         as ever without it. Raises UsageError for settings that don't fit the model, UserError for a model that is not
         supported.
         """
-        if not isinstance(model, PreTrainedModel):
-            raise UsageError(f"StreamCache needs a model of transformers, and got a {type(model).__name__}.")
         if "kv_bits" in knobs:
             raise UsageError("A StreamCache keeps keys and values as the model has them; kv_bits is for a Stream.")
-        config = model.config
-        require_supported(config, getattr(config, "name_or_path", "") or type(model).__name__)
+        model, _ = model_and_tokenizer(model)
+        _require_supported(model)
         made = policy
         if isinstance(made, str):
             made = make_policy(made, cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
-        if learned_positions(config):
-            raise UserError(
-                f"A '{config.model_type}' model has learned its positions, which can't be given anew when slots move; "
-                "a StreamCache needs a model with rotary positions."
-            )
-        if model.get_decoder() is not model.base_model:
-            raise UserError(
-                f"A {type(model).__name__} has its text model inside one for images, where padding can't be seen; load "
-                "its text side alone (AutoModelForCausalLM with the text configuration) for a StreamCache."
-            )
-        trained = positions_for(config, made.cache + (chunk or 1))
+        trained = positions_for(model.config, made.cache + (chunk or 1))
         if made.recomputes:
             raise UsageError(f"The policy {made.name} reads its window again for every token; it can't generate.")
         if not made.evicts:
@@ -118,16 +107,12 @@ class StreamCache(FixedCache):
                 f"A cache of {made.cache} slots and a chunk of {chunk} need {made.cache + chunk} positions, the model "
                 f"was trained on {trained}; lower one of them."
             )
-        hook(model)
-        try:
-            return cls(model, made, Rotary.from_model(model, trained), chunk, evict_every)
-        except BaseException:
-            unhook(weakref.ref(model.get_decoder()))
-            raise
+        kernel = kernel if isinstance(kernel, Kernel) else select(kernel, model.device)
+        return cls(model, made, Rotary.from_model(model, trained), chunk, evict_every, kernel, engine)
 
     def detach(self) -> None:
         """Let go of the model. What was read stays, to look at; the model can't be called with this cache any more."""
-        self._detach()
+        self._leave()
 
     def __enter__(self) -> StreamCache:
         return self
@@ -140,7 +125,7 @@ class StreamCache(FixedCache):
     @property
     def rows(self) -> int:
         """Rows of the batch; 0 before the first call."""
-        return sum(group.slots[0].keys.shape[0] for group in self.groups if group.slots)
+        return sum(group.rows_count for group in self.groups)
 
     @property
     def slots(self) -> int:
@@ -167,19 +152,45 @@ class StreamCache(FixedCache):
         """Slots per layer and KV head now by what keeps them there, for each group of rows of the same length."""
         return [group.composition() for group in self.groups]
 
-    # What the hooks call
+    # A call of the model
 
-    def belongs_to(self, decoder: nn.Module) -> bool:
-        return self._detach.alive and self._decoder() is decoder
-
-    def pieces(self, inputs: Tensor, mask: Tensor | None) -> list[Piece]:
-        """`inputs` [batch, columns, ...] as passes of at most `chunk` tokens, without padding.
-
-        mask: [batch, columns so far and of the inputs], 0 for padding. Raises UserError where padding stands anywhere
-        but before a row's first token.
-        """
-        if self.cut:
+    def call(self, lending: Lending, own: Forward, decoder: nn.Module, name: str, kwargs: dict[str, Any]) -> Any:
+        """What the decoder gives for `kwargs`, in passes of at most `chunk` tokens. own: its forward."""
+        if lending is not self._lending or not self._leave.alive:
+            raise UserError("This StreamCache was made for another model, or was detached; make one for this model.")
+        if not self._whole:
             raise UserError("The last call with this StreamCache was cut off in a prompt; reset() it, or make another.")
+        argument = "inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"
+        _refuse(decoder, argument, kwargs)
+        inputs: Tensor = kwargs[argument]
+        pieces = self._pieces(inputs, kwargs.get("attention_mask"))
+        if len(pieces) > 1 and kwargs.get("output_hidden_states"):
+            raise UsageError(
+                f"A StreamCache reads a prompt in pieces of {self.chunk} tokens and gives no output_hidden_states."
+            )
+        rest = {key: value for key, value in kwargs.items() if key not in (*_OURS, argument, name)}
+        alone = len(pieces) == 1 and pieces[0].of(inputs).shape == inputs.shape
+        states = PieceStates(inputs, self.wanted)
+        self._whole = len(pieces) == 1
+        for piece in pieces:
+            part = piece.of(inputs)
+            zeros = torch.zeros(part.shape[:2], dtype=torch.int64, device=part.device)
+            running = self._new_pass(piece, part.shape[1])
+            with lending.lend(running, self.engine):
+                output = own(**rest, **{argument: part, name: running, "position_ids": zeros})
+                running.finish()
+            if not alone:
+                states.add(piece, output)
+        self._whole = True
+        self.tokens += inputs.shape[1]
+        output = _with_cache(output, running, self)
+        return output if alone else states.in_place_of(output)
+
+    def _pieces(self, inputs: Tensor, mask: Tensor | None) -> list[PromptPiece]:
+        """`inputs` [batch, columns, ...] as passes, without padding.
+
+        mask: [batch, columns so far and of the inputs], 0 for padding.
+        """
         rows, columns = inputs.shape[:2]
         if self.groups and self.rows not in (0, rows):
             raise UserError(
@@ -187,86 +198,38 @@ class StreamCache(FixedCache):
             )
         if mask is not None and mask.dim() != 2:
             raise UserError("A StreamCache takes attention masks of two dimensions, which tell the padding.")
-        start = self._padding(None if mask is None else mask[:, -columns:].bool(), rows)
-        if len(set(start)) > 1 and not self.groups:
-            self.groups = [self.new_group() for _ in range(rows)]
+        start = first_columns(None if mask is None else mask[:, -columns:].bool(), rows, self.tokens > 0)
         if not self.groups:
-            self.groups = [self.new_group()]
-        if len(self.groups) == 1 or columns == 1:
-            return _cut(self.groups, None, start[0], columns, self.chunk)
-        return [
-            piece
-            for row, group in enumerate(self.groups)
-            for piece in _cut([group], row, start[row], columns, self.chunk)
-        ]
-
-    def _padding(self, mask: Tensor | None, rows: int) -> list[int]:
-        """How many columns of padding each row begins with."""
-        if mask is None or bool(mask.all()):
-            return [0] * rows
-        start = (~mask).sum(dim=1)
-        if self.tokens or not torch.equal(mask, torch.arange(mask.shape[1], device=mask.device) >= start[:, None]):
-            raise UserError(
-                "A StreamCache takes padding before the first token of a text only; set padding_side='left', and leave "
-                "padding out of what continues a text."
-            )
-        if int(start.max()) == mask.shape[1]:
-            raise UserError(f"Row {int(start.argmax())} of the batch is padding only; leave it out.")
-        counts: list[int] = start.tolist()
-        return counts
+            self.groups = [self.new_group() for _ in range(rows if len(set(start)) > 1 else 1)]
+        return cut_input(self.groups, start, columns, self.chunk)
 
     def new_group(self) -> DecodingCache:
         """An empty one."""
-        return DecodingCache(self.policy, self.rotary, self.layers_count, self.chunk, self.evict_every)
+        return DecodingCache(
+            self.policy, self.rotary, self.layers_count, self.chunk, self.evict_every, kernel=self.kernel
+        )
 
-    def begin(self, groups: list[DecodingCache], count: int) -> None:
-        """Before a pass of `count` tokens for `groups`."""
-        for group in groups:
+    def _new_pass(self, piece: PromptPiece, count: int) -> Pass:
+        for group in piece.groups:
             if not self.policy.evicts and group.tokens + count > self.policy.cache:
                 raise UserError(
                     f"The text is longer than the {self.policy.cache} tokens that the policy {self.policy.name} may "
                     "keep; use a policy that evicts."
                 )
-            group.begin(count)
-        self.active = groups
-
-    def finish(self, count: int) -> None:
-        """After a pass of `count` tokens."""
-        for group in self.active:
-            group.finish(count)
-        self.active = []
-
-    def undo(self) -> None:
-        """Take back a pass that did not come to its end."""
-        for group in self.active:
-            group.undo()
-        self.active = []
+        return Pass(piece.groups, count)
 
     # What `transformers` calls
-
-    @property
-    def told(self) -> int:
-        """All tokens between calls, when `generate` asks; none while a pass is running."""
-        return 0 if self.active else self.tokens
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append un-rotated keys and values [batch, kv_heads, n, head_dim]; returned as they came."""
-        if not self.active:
-            raise UserError(
-                "This StreamCache does not belong to the model that was called with it, or was detached; make one with "
-                "StreamCache.for_model(model)."
-            )
-        if len(self.active) == 1:
-            groups = [(self.active[0], self.active[0].append(key_states, value_states, layer_idx))]
-        else:
-            rows = zip(self.active, key_states.split(1), value_states.split(1), strict=True)
-            groups = [(group, group.append(key, value, layer_idx)) for group, key, value in rows]
-        tell_appended(list(groups))
-        return key_states, value_states
+        """Refused: a model that this cache is for is given a `Pass` in its place."""
+        raise UserError(
+            "This StreamCache does not belong to the model that was called with it, or was detached; make one with "
+            "StreamCache.for_model(model)."
+        )
 
-    is_croppable = FixedCache.is_compileable
+    is_croppable = CallCache.is_compileable
 
     @property
     def is_initialized(self) -> bool:
@@ -275,9 +238,72 @@ class StreamCache(FixedCache):
     def __repr__(self) -> str:
         return f"StreamCache(policy={self.policy}, slots={self.slots}, tokens={self.tokens})"
 
+    # Copies and files
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StreamCache:
+        """Another cache for the same model, which has read the same text."""
+        copy = self._another()
+        copy.groups = [group.rows(torch.arange(group.rows_count)) for group in self.groups]
+        copy.tokens, copy._whole = self.tokens, self._whole
+        return copy
+
+    def _another(self) -> StreamCache:
+        model = self._model()
+        if model is None or not self._leave.alive:
+            raise UserError("This StreamCache was detached from its model and can't be copied.")
+        return StreamCache(model, self.policy, self.rotary, self.chunk, self.evict_every, self.kernel, self.engine)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UserError(
+            "A StreamCache can't be pickled; write it to a file with cache.save(path), read it with "
+            "StreamCache.load(path, model), or copy it with copy.deepcopy."
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write what the cache has read to the file `path`, as safetensors, for `load`.
+
+        Raises UserError where a call was cut off, or where the file can't be written.
+        """
+        model = self._model()
+        if model is None or not self._whole:
+            raise UserError("This StreamCache has lost its model or a part of its text, and can't be saved.")
+        settings: dict[str, Any] = {"policy": self.policy.name, "knobs": asdict(self.policy)}
+        settings |= {"chunk": self.chunk, "evict_every": self.evict_every, "tokens": self.tokens}
+        write_cache(Path(path), model, self.groups, settings)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: PreTrainedModel | ModelAndTokenizer,
+        *,
+        policy: Policy | None = None,
+        kernel: str | Kernel = "auto",
+        engine: bool = True,
+    ) -> StreamCache:
+        """The cache that `save` wrote, for the same model: it goes on with the same tokens.
+
+        policy: the one it was made with, where that is not one that has a name. Raises UserError where the file is
+        damaged, or of another model.
+        """
+        model, _ = model_and_tokenizer(model)
+        tensors, settings = read_cache(Path(path), model)
+        if policy is None:
+            policy = make_policy(settings["policy"], **settings["knobs"])
+        how: dict[str, Any] = {"chunk": settings["chunk"], "evict_every": settings["evict_every"]}
+        cache = cls.for_model(model, policy=policy, kernel=kernel, engine=engine, **how)
+        for number, counts in enumerate(settings["groups"]):
+            head = f"group{number}."
+            parts = {name.removeprefix(head): part for name, part in tensors.items() if name.startswith(head)}
+            group = cache.new_group()
+            group.load(parts, counts)
+            cache.groups.append(group)
+        cache.tokens = settings["tokens"]
+        return cache
+
     def reset(self) -> None:
         """Forget the text, for another one."""
-        self.groups, self.tokens, self.cut = [], 0, False
+        self.groups, self.tokens, self._whole = [], 0, True
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row `beam_idx[i]` was: beam search."""
@@ -304,3 +330,46 @@ class StreamCache(FixedCache):
         )
 
     activate_past_recording = crop
+
+
+def _require_supported(model: PreTrainedModel) -> None:
+    config, decoder = model.config, model.get_decoder()
+    require_supported(config, getattr(config, "name_or_path", "") or type(model).__name__)
+    if learned_positions(config):
+        raise UserError(
+            f"A '{config.model_type}' model has learned its positions, which can't be given anew when slots move; "
+            "a StreamCache needs a model with rotary positions."
+        )
+    if decoder is not model.base_model:
+        raise UserError(
+            f"A {type(model).__name__} has its text model inside one for images, where padding can't be seen; load "
+            "its text side alone (AutoModelForCausalLM with the text configuration) for a StreamCache."
+        )
+    if any(getattr(each, "_compiled_call_impl", None) is not None for each in (model, decoder)):
+        raise UsageError("The model is compiled, and a StreamCache can't be; use the model as it was before.")
+
+
+def _refuse(decoder: nn.Module, argument: str, kwargs: dict[str, Any]) -> None:
+    """Raise UsageError for what a StreamCache can't do."""
+    if kwargs.get(argument) is None:
+        raise UsageError("The model was called without input_ids.")
+    if kwargs.get("use_cache") is False:
+        raise UsageError(
+            "use_cache=False, which some models have in their configuration, and a StreamCache contradict each other; "
+            "say use_cache=True."
+        )
+    if kwargs.get("output_attentions"):
+        raise UsageError("A StreamCache gives no attention weights; leave output_attentions out.")
+    if torch.compiler.is_compiling():
+        raise UsageError("A StreamCache can't be compiled; use the model as it was before torch.compile.")
+    if torch.is_grad_enabled() and next(decoder.parameters()).requires_grad:
+        raise UsageError("A StreamCache is for inference; call the model inside torch.no_grad().")
+
+
+def _with_cache(output: Any, running: Pass, cache: StreamCache) -> Any:
+    """`output` of a decoder with `cache` where it names the pass."""
+    if isinstance(output, tuple):
+        return tuple(cache if each is running else each for each in output)
+    for key in [key for key, value in output.items() if value is running]:
+        output[key] = cache
+    return output

@@ -17,7 +17,8 @@ from streamh2o.cache.rotary import RotaryTable
 from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.cache.slots import LayerSlots
 from streamh2o.errors import UsageError
-from streamh2o.kernels.attention import attend_and_sum, column_sums
+from streamh2o.kernels.attention import attend_and_sum
+from streamh2o.kernels.plain import column_sums
 from streamh2o.policies.base import Policy
 from streamh2o.stream.token_scan import attend_scan, products, scan_rows
 
@@ -69,7 +70,9 @@ def _attend_filling(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling:
     """While the cache fills: nothing is evicted, so the chunk is an ordinary one."""
     queries, keys = rotated(cache, layer, query, scaling)
     weights = _weights(cache.policy, query) if cache.policy.scored else None
-    output, sums = attend_and_sum(queries, keys, layer.values[:, :, : layer.used], weights, cache.policy.far)
+    output, sums = attend_and_sum(
+        queries, keys, layer.values[:, :, : layer.used], weights, cache.policy.far, kernel=cache.kernel
+    )
     if sums is not None:
         layer.scores[:, :, : layer.used] *= cache.policy.fade(1) ** query.shape[2]
         layer.scores[:, :, : sums.shape[-1]] += sums

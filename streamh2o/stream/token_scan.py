@@ -14,7 +14,7 @@ from torch import Tensor
 from streamh2o.cache.rotary import RotaryTable
 from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.cache.slots import LayerSlots
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels import compiled
 from streamh2o.policies.base import Middle, Policy
 
 AGES = 1 << 20  # of tokens, that the kernel has a table for
@@ -30,7 +30,7 @@ def _takes(cache: SlotCache, query: Tensor) -> bool:
     """Whether the kernel is in use, and computes what this policy asks for."""
     policy, kind = cache.policy, type(cache.policy)
     own = kind.priority is not Policy.priority or kind.priorities is not Policy.priorities
-    if own or not policy.scored or not kernel.takes(query) or policy.newest_weights(1, kernel.CPU) is not None:
+    if own or not policy.scored or not cache.kernel.takes(query) or policy.newest_weights(1, query.device) is not None:
         return False
     # Older slots than the table has go first at true distances, and are no case of their own where nothing is divided.
     return policy.positions == "distance" or kind.divisor is Policy.divisor or cache.tokens + query.shape[2] < AGES
@@ -74,10 +74,25 @@ def attend_scan(cache: SlotCache, layer: LayerSlots, query: Tensor, scaling: flo
     """
     policy, count = cache.policy, query.shape[2]
     if _takes(cache, query):
-        assert isinstance(layer.table, RotaryTable)
+        table = layer.table
+        assert isinstance(table, RotaryTable)
         slots = *layer.valid(), layer.scores[:, :, : layer.used], layer.source_index[:, :, : layer.used]
-        divisors, sink_distance = _divisors(policy, cache.rotary.positions), first_sink_distance(policy, seen)
-        output, kept = kernel.attend_scan(query, *slots, layer.table, divisors, policy, sink_distance, scaling)
+        output, kept = compiled.attend_scan(
+            query,
+            *slots,
+            table.cos,
+            table.sin,
+            _divisors(policy, cache.rotary.positions),
+            sinks=policy.sinks,
+            hitters=policy.hitters,
+            sink_distance=first_sink_distance(policy, seen),
+            far=policy.far,
+            weight=float(policy.query_weights(1, query.device)[0]),
+            fade=policy.fade(1),
+            scaling=scaling,
+            interleaved=table.style == "interleaved",
+            rolled=policy.positions == "rolled",
+        )
         layer.compact(policy.sinks, policy.recent, kept)
         return output
     batch, kv_heads = layer.keys.shape[:2]

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from streamh2o.kernels import compiled as kernel
 from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
 from streamh2o.runs.bench import stream_speed as bench
@@ -59,7 +58,6 @@ def run(options: argparse.Namespace) -> int:
 def race(options: argparse.Namespace) -> int:
     """Whether a stream is as fast after `options.tokens` tokens as one whose cache has just filled; the exit code."""
     torch.set_num_threads(1)
-    kernel.choose("auto")
     loaded, policy = load_model(options.model), make_policy("streamh2o", options.cache)
     old, young = (ChunkStream(loaded.model, policy) for _ in range(2))
     chunks = (

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from streamh2o.kernels import compiled as kernel
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
 
@@ -18,12 +17,12 @@ CASES = {
 }
 
 
-def losses(model, name: str, count: int, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+def losses(model, name: str, count: int, chunk: int, kernel: str) -> tuple[np.ndarray, np.ndarray]:
     """Ours and the recorded ones of the first `count` tokens, in nats."""
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     policy, per_query_head = CASES[name]
     ids, evict = torch.tensor([golden["input_ids"][:count]]), "chunk" if chunk == 1 else "token"
-    with ChunkStream(model, policy, chunk=chunk, per_query_head=per_query_head, evict=evict) as stream:
+    with ChunkStream(model, policy, chunk=chunk, per_query_head=per_query_head, evict=evict, kernel=kernel) as stream:
         ours = [stream.feed(piece).losses[0] for piece in ids.split(chunk, dim=1)]
     return torch.cat(ours).numpy(), np.array(golden["nll"][: count - 1])
 
@@ -32,8 +31,7 @@ def losses(model, name: str, count: int, chunk: int) -> tuple[np.ndarray, np.nda
 @pytest.mark.parametrize(("chunk", "way"), [(1, "torch"), (128, "torch"), (128, "auto")])
 def test_the_first_losses_equal_the_recorded_ones(loaded, name, chunk, way):
     """300 tokens: 44 evictions, the same ones whether passes are of one token or of more with --evict token."""
-    kernel.choose(way)
-    ours, recorded = losses(loaded.model, name, 300, chunk)
+    ours, recorded = losses(loaded.model, name, 300, chunk, way)
     assert np.abs(ours - recorded).max() < 1e-4
 
 
@@ -42,7 +40,6 @@ def test_the_first_losses_equal_the_recorded_ones(loaded, name, chunk, way):
 @pytest.mark.parametrize(("chunk", "way"), [(1, "torch"), (256, "torch"), (256, "auto")])
 def test_all_losses_equal_the_recorded_ones(loaded, name, chunk, way):
     """Beyond the first 300 a tie in float32 may flip an eviction, so that only the mean is held tightly."""
-    kernel.choose(way)
-    ours, recorded = losses(loaded.model, name, 1201, chunk)
+    ours, recorded = losses(loaded.model, name, 1201, chunk, way)
     assert np.abs(ours - recorded)[:300].max() < 1e-4
     assert abs(ours.mean() - recorded.mean()) < 1e-3

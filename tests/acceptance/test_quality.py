@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from streamh2o.kernels import compiled as kernel
 from streamh2o.report.comparison import means, rows
 from streamh2o.runs.compare import compare, make_columns, plan
 from streamh2o.runs.options import RunOptions, open_reader
@@ -48,7 +47,6 @@ def texts(fast):
 
 @pytest.mark.parametrize("cache", [256, 512, 1024])
 def test_streamh2o_is_below_both_on_every_text(fast, texts, cache):
-    kernel.choose("auto")
     wanted = plan(fast, texts, make_columns(POLICIES, [cache]))
     found = rows(list(compare(fast, wanted, ROOT / "results" / "acceptance", OPTIONS)))
     ppl = {(row["input"], row["policy"]): row["ppl"] for row in found}

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from transformers import GPT2Config
 
 from streamh2o.ask.retrieve import Part, Retriever, _groups, likelihoods
-from streamh2o.cache.positions import Branches
 from streamh2o.models.load import load_model
 from streamh2o.models.prompts import Prompter, plain_ids
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.stream.lm_head import Head
-from streamh2o.stream.probe_tree import Tree
+from streamh2o.stream.probe_tree import ProbeTree
 from tests import tiny
 from tests.families import random_model
 from tests.tiny_folder import TEXT, make_folder
@@ -36,10 +35,11 @@ def test_branches_of_a_probe_do_not_see_each_other(policy, family):
     with ChunkStream(model, make_policy(policy, cache=40), chunk=20) as stream:
         for start in range(0, 100, 20):
             stream.feed(text[:, start : start + 20])
-        alone = [stream.probe(torch.cat([stem, each], 1), lambda *_: None)[:, 3:] for each in branches]
-        shape = Branches(3, [each.shape[1] for each in branches], torch.device("cpu"))
-        together = stream.probe(torch.cat([stem, *branches], 1), shape)[:, 3:]
-    torch.testing.assert_close(together, torch.cat(alone, 1), atol=1e-5, rtol=1e-4)
+        alone = [stream.probe(torch.cat([stem, each], 1))[:, 3:] for each in branches]
+        tree = ProbeTree(stem[0].tolist(), [each[0].tolist() for each in branches], torch.device("cpu"))
+        together = stream.probe(torch.tensor([tree.ids]), tree.branches)
+    for places, each in zip(tree.places, alone, strict=True):
+        torch.testing.assert_close(together[:, places], each, atol=1e-4, rtol=1e-4)
 
 
 def test_looking_leaves_no_trace_in_the_stream(loaded):
@@ -100,11 +100,11 @@ def test_paths_of_a_tree_that_begin_alike_are_read_once_and_give_what_each_gives
     with ChunkStream(model, make_policy(policy, cache=40), chunk=20) as stream:
         for start in range(0, 100, 20):
             stream.feed(tiny.tokens(100)[:, start : start + 20])
-        tree = Tree(stem, paths, torch.device("cpu"))
-        together = stream.probe(torch.tensor([tree.ids]), tree)[0]
-        alone = [stream.probe(torch.tensor([stem + path]), lambda *_: None)[0] for path in paths]
+        tree = ProbeTree(stem, paths, torch.device("cpu"))
+        together = stream.probe(torch.tensor([tree.ids]), tree.branches)[0]
+        alone = [stream.probe(torch.tensor([stem + path]))[0] for path in paths]
     assert tree.ids == [3, 4, 5, 6, 7, 8, 9, 6, 7]
-    assert tree.longest == 6
+    assert tree.branches.longest == 6
     for number, want in enumerate(alone):
         torch.testing.assert_close(together[tree.before(number)], want[1:], atol=1e-5, rtol=1e-4)
 

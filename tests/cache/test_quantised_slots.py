@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from streamh2o.cache import quantised_slots as quantised
 from streamh2o.cache.quantised_slots import GROUP, QuantisedSlots, Scratch, dequantise, quantise
 from streamh2o.errors import UsageError, UserError
-from streamh2o.kernels import compiled as kernel
 from streamh2o.models.find import NAMED
 from streamh2o.models.load import load_model
 from streamh2o.policies import POLICIES, make_policy
@@ -231,12 +230,11 @@ def test_a_probe_leaves_no_trace_though_longer_than_a_chunk():
 
 @pytest.mark.skipif(NAMED["smollm2-135m"].path() is None, reason="streamh2o models get smollm2-135m")
 def test_the_real_model_loses_next_to_nothing_in_about_half_and_a_third_of_the_bytes():
-    kernel.choose("auto")
     loaded = load_model(dtype="bfloat16", device="cpu")
     text = (Path(__file__).parents[2] / "data" / "sample.txt").read_text("utf-8")
     ids, policy, found = loaded.tokenizer(text, return_tensors="pt").input_ids, make_policy("streamh2o", 320), {}
     for bits in (16, 8, 4):
-        with ChunkStream(loaded.model, policy, chunk=128, kv_bits=bits) as stream:
+        with ChunkStream(loaded.model, policy, chunk=128, kv_bits=bits, kernel="auto") as stream:
             found[bits] = float(feed(stream, ids, 128)[:, 1:].mean()), stream.kv_bytes
     for bits, nats, part in ((8, 0.005, 0.56), (4, 0.03, 0.32)):
         assert abs(found[bits][0] - found[16][0]) < nats

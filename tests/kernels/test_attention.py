@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamh2o.kernels.attention import attend, attend_blocked, column_sums
+from streamh2o.kernels.plain import attend, attend_blocked, column_sums
 
 
 def loops(query, keys, values, weights, far):
@@ -65,17 +65,17 @@ def test_both_ways_equal_the_loops(batch, kv_heads, group, chunk, past, far, see
 @settings(max_examples=20, deadline=None)
 @given(chunk=st.integers(16, 90), past=st.integers(0, 120), far=st.integers(0, 150), seed=st.integers(0, 99))
 def test_blocks_smaller_than_the_chunk_change_nothing(chunk, past, far, seed):
-    from streamh2o.kernels import attention
+    from streamh2o.kernels import plain
 
     query, keys, values, weights = case(1, 2, 2, chunk, past, seed)
     output, probabilities = attend(query, keys, values)
     sums = column_sums(probabilities, weights, far)
-    whole = attention.BLOCK_BYTES
-    attention.BLOCK_BYTES = 1  # the least: blocks of 16 queries
+    whole = plain.BLOCK_BYTES
+    plain.BLOCK_BYTES = 1  # the least: blocks of 16 queries
     try:
         blocked_output, blocked_sums = attend_blocked(query, keys, values, weights, far)
     finally:
-        attention.BLOCK_BYTES = whole
+        plain.BLOCK_BYTES = whole
     assert torch.allclose(blocked_output, output, atol=1e-5)
     assert torch.allclose(blocked_sums, sums, atol=1e-5)
 

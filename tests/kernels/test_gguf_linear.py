@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from streamh2o.errors import UsageError, UserError
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels import compiled
 from streamh2o.kernels import gguf_linear as packed_weights
 from streamh2o.kernels.gguf_blocks import KINDS
-from streamh2o.kernels.gguf_linear import PackedEmbedding, PackedLinear
+from streamh2o.kernels.gguf_linear import GgufEmbedding, GgufLinear
+from streamh2o.kernels.select import Kernel, select
 from streamh2o.models.find import NAMED
 from streamh2o.models.gguf import packed as packed_cache
 from streamh2o.models.gguf.unpacked import cached_packed, list_cached
@@ -62,11 +63,10 @@ def test_blocks_stand_for_the_numbers_that_gguf_says(kind, rows, across, scale, 
     seed=st.integers(0, 999),
 )
 def test_products_are_those_of_the_unpacked_weights(kind, rows, words, across, biased, dtype, seed):
-    kernel.choose("compiled")
     blocks, generator = some_blocks(kind, words, across, seed), torch.Generator().manual_seed(seed)
     bias = torch.randn(words, generator=generator).to(dtype).float() if biased else None
     x = torch.randn(rows, across * KINDS[kind].weights, generator=generator).to(dtype)
-    layer = PackedLinear(blocks, KINDS[kind], bias, dtype)
+    layer = GgufLinear(blocks, KINDS[kind], bias, dtype, select("compiled"))
     if not layer.compiled(x):
         pytest.skip("this processor has no such products")
     weight = reference(kind, blocks).to(dtype)
@@ -86,10 +86,11 @@ def test_products_are_those_of_the_unpacked_weights(kind, rows, words, across, b
     seed=st.integers(0, 99),
 )
 def test_losses_are_those_of_all_logits_at_once(rows, words, together, biased, seed):
-    kernel.choose("compiled")
     generator = torch.Generator().manual_seed(seed)
     bias = torch.randn(words, generator=generator) if biased else None
-    layer = PackedLinear(some_blocks("Q8_0", words, 2, seed, 0.01), KINDS["Q8_0"], bias, torch.float32)
+    layer = GgufLinear(
+        some_blocks("Q8_0", words, 2, seed, 0.01), KINDS["Q8_0"], bias, torch.float32, select("compiled")
+    )
     x, targets = torch.randn(rows, 64, generator=generator), torch.randint(0, words, (rows,), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_weights, "WORDS", together)
@@ -101,8 +102,7 @@ def test_losses_are_those_of_all_logits_at_once(rows, words, together, biased, s
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_not_a_number_is_not_hidden(rows, dtype):
-    kernel.choose("compiled")
-    layer = PackedLinear(some_blocks("Q4_1", 50, 3, 0), KINDS["Q4_1"], None, dtype)
+    layer = GgufLinear(some_blocks("Q4_1", 50, 3, 0), KINDS["Q4_1"], None, dtype, select("compiled"))
     x = torch.randn(rows, 96).to(dtype)
     x[rows // 2, 5] = float("nan")
     assert layer(x)[rows // 2].isnan().all()
@@ -110,10 +110,11 @@ def test_what_is_not_a_number_is_not_hidden(rows, dtype):
 
 
 def test_a_kernel_that_multiplies_wrongly_is_not_used(monkeypatch):
-    monkeypatch.setattr(kernel, "takes", lambda x: True)
-    monkeypatch.setattr(kernel, "packed_linear", lambda x, blocks, kind, bias: x.new_zeros(len(x), len(blocks)))
+    monkeypatch.setattr(compiled, "packed_linear", lambda x, blocks, kind, bias: x.new_zeros(len(x), len(blocks)))
     packed_weights._sound.cache_clear()
-    layer = PackedLinear(some_blocks("Q4_0", 3, 1, 0), KINDS["Q4_0"], None, torch.float32)
+    layer = GgufLinear(
+        some_blocks("Q4_0", 3, 1, 0), KINDS["Q4_0"], None, torch.float32, Kernel(frozenset({torch.float32}))
+    )
     x = torch.randn(2, 32)
     try:
         assert torch.allclose(layer(x), x @ reference("Q4_0", layer.blocks).T, atol=1e-5)
@@ -145,16 +146,18 @@ def make_gguf(folder: Path, kind: str = "Q4_1", model=model_folders.llama, **ext
 )
 def test_a_file_kept_packed_is_the_model_of_the_unpacked_one(tmp_path, own_cache, kind, model, tied):
     path = str(make_gguf(tmp_path, kind, model, tie_word_embeddings=tied))
-    plain, packed = (load_model(path, "float32", "cpu", weights=weights) for weights in ("plain", "packed"))
+    plain, packed = (
+        load_model(path, "float32", "cpu", weights=weights, kernel="torch") for weights in ("plain", "packed")
+    )
     ids = tiny.tokens(70)
     # Without the kernel it is the same arithmetic, whatever order llama.cpp has put the rows of q and k in.
     expected = plain.model(ids).logits
     assert expected.isfinite().all()
     assert torch.equal(packed.model(ids).logits, expected)
     assert not any(isinstance(module, torch.nn.Linear | torch.nn.Embedding) for module in packed.model.modules())
-    linear = [module for module in packed.model.modules() if isinstance(module, PackedLinear)]
+    linear = [module for module in packed.model.modules() if isinstance(module, GgufLinear)]
     assert (len(linear), sum(layer.bias is not None for layer in linear)) == (15, 6 * (model is model_folders.qwen2))
-    assert sum(isinstance(module, PackedEmbedding) for module in packed.model.modules()) == 1
+    assert sum(isinstance(module, GgufEmbedding) for module in packed.model.modules()) == 1
     (before, after) = (loaded.info() for loaded in (plain, packed))
     assert (before.pop("weights"), after.pop("weights")) == ("plain", "packed")
     assert after.pop("weight_bytes") < before.pop("weight_bytes") / 3
@@ -169,13 +172,21 @@ def test_a_stream_of_it_has_the_losses_of_the_unpacked_one(tmp_path, own_cache, 
     from streamh2o.policies import make_policy
 
     path, policy = str(make_gguf(tmp_path, kind, model)), make_policy("h2o", 24)
-    plain, packed = (load_model(path, "float32", "cpu", weights=weights).model for weights in ("plain", "packed"))
+    plain, packed = (load_model(path, "float32", "cpu", weights=weights) for weights in ("plain", "packed"))
     expected, _, _ = streamed(plain, policy, tiny.tokens(60), chunk)
-    kernel.choose("compiled")
     found, evictions, _ = streamed(packed, policy, tiny.tokens(60), chunk)
     assert torch.allclose(found, expected, atol=1e-4)
     assert evictions
-    assert len([module for module in fused(packed.model)._forwards if "MLP" in type(module[0]).__name__]) == 2
+    assert (
+        len(
+            [
+                module
+                for module in fused(packed.model.model, packed.kernel)._forwards
+                if "MLP" in type(module[0]).__name__
+            ]
+        )
+        == 2
+    )
 
 
 def test_the_blocks_are_laid_down_once_beside_the_unpacked_copy(tmp_path, own_cache, capfd):
@@ -247,12 +258,11 @@ def test_doctor_says_what_the_weights_are(tmp_path, own_cache, streamh2o):
 def test_the_real_model_says_the_same_in_a_fifth_of_the_memory():
     from streamh2o.policies import make_policy
 
-    kernel.choose("compiled")
     plain, packed = (load_model(dtype="float32", device="cpu", weights=weights) for weights in ("plain", "packed"))
     text = (Path(__file__).parents[2] / "data" / "sample.txt").read_text("utf-8")[:4000]
     ids = torch.tensor([plain.tokenizer(text).input_ids[:500]])
     (expected, _, _), (found, _, _) = (
-        streamed(loaded.model, make_policy("streamingllm", 256), ids, 128) for loaded in (plain, packed)
+        streamed(loaded, make_policy("streamingllm", 256), ids, 128) for loaded in (plain, packed)
     )
     assert torch.allclose(found, expected, atol=2e-3)
     assert abs(found.mean() - expected.mean()) < 1e-5

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamh2o.cache.slots import LayerSlots, keep
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels import compiled
 
 pytestmark = pytest.mark.usefixtures("built")
 
@@ -21,20 +21,21 @@ pytestmark = pytest.mark.usefixtures("built")
     seed=st.integers(0, 99),
 )
 def test_a_linear_layer_equals_that_of_plain_torch(count, features, half_size, biased, threads, seed):
-    kernel.choose("compiled")
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(n, 2 * half_size, generator=generator).bfloat16() for n in (count, features))
     bias = torch.randn(features, generator=generator).bfloat16() if biased else None
     exact = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
     torch.set_num_threads(threads)
     try:
-        found = kernel.linear(x[None], kernel.pack_linear(weight), bias, features)
+        found = compiled.linear(x[None], compiled.pack_linear(weight), bias, features)
     finally:
         torch.set_num_threads(1)
     assert found.shape == (1, count, features)
     assert torch.allclose(found[0].float(), exact, rtol=2**-8, atol=1e-4 * half_size)
     residual = torch.randn(1, count, features, generator=generator).bfloat16()
-    assert torch.equal(kernel.linear(x[None], kernel.pack_linear(weight), bias, features, residual), found + residual)
+    assert torch.equal(
+        compiled.linear(x[None], compiled.pack_linear(weight), bias, features, residual), found + residual
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -45,29 +46,26 @@ def test_a_linear_layer_equals_that_of_plain_torch(count, features, half_size, b
     seed=st.integers(0, 99),
 )
 def test_a_gate_of_two_linear_layers_equals_them_one_by_one(count, features, half_size, seed):
-    kernel.choose("compiled")
     generator = torch.Generator().manual_seed(seed)
     x, *weights = (torch.randn(n, 2 * half_size, generator=generator).bfloat16() for n in (count, features, features))
-    packed = [kernel.pack_linear(weight / half_size**0.5) for weight in weights]
-    expected = kernel.gate(*(kernel.linear(x, each, None, features) for each in packed))
-    assert torch.equal(kernel.gated_linear(x, *packed, features), expected)
+    packed = [compiled.pack_linear(weight / half_size**0.5) for weight in weights]
+    expected = compiled.gate(*(compiled.linear(x, each, None, features) for each in packed))
+    assert torch.equal(compiled.gated_linear(x, *packed, features), expected)
 
 
 @pytest.mark.parametrize("count", [2, 40])
 def test_a_row_that_is_no_number_stays_alone(count):
-    kernel.choose("compiled")
     x, weight = torch.randn(count, 64).bfloat16(), torch.randn(100, 64).bfloat16()
     x[1, 5] = float("nan")
-    found = kernel.linear(x, kernel.pack_linear(weight), None, 100)
+    found = compiled.linear(x, compiled.pack_linear(weight), None, 100)
     assert found[1].isnan().all()
     assert found[[i for i in range(count) if i != 1]].isfinite().all()
 
 
 def test_an_input_of_another_number_format_is_not_misread():
-    kernel.choose("compiled")
-    packed = kernel.pack_linear(torch.randn(8, 4).bfloat16())
+    packed = compiled.pack_linear(torch.randn(8, 4).bfloat16())
     with pytest.raises(RuntimeError, match="must be bfloat16"):
-        kernel.linear(torch.randn(2, 4), packed, None, 8)
+        compiled.linear(torch.randn(2, 4), packed, None, 8)
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,7 +77,6 @@ def test_an_input_of_another_number_format_is_not_misread():
     seed=st.integers(0, 99),
 )
 def test_slots_that_stay_are_moved_as_by_plain_torch(shape, parts, dim, dtype, seed):
-    kernel.choose("compiled")
     sinks, hitters, others, recent, room = parts
     generator = torch.Generator().manual_seed(seed)
     used = sinks + hitters + others + recent
@@ -88,7 +85,7 @@ def test_slots_that_stay_are_moved_as_by_plain_torch(shape, parts, dim, dtype, s
     expected = buffer.clone()
     other = torch.arange(used).expand(*shape, used).clone()
     keep(expected, chosen, sinks, recent, used)
-    kernel.keep([buffer, other], chosen, sinks, recent, used)
+    compiled.keep([buffer, other], chosen, sinks, recent, used)
     kept = sinks + hitters + recent
     assert torch.equal(buffer[:, :, :kept], expected[:, :, :kept])
     assert torch.equal(buffer[:, :, used:], expected[:, :, used:])
@@ -107,7 +104,6 @@ def test_slots_are_appended_as_by_plain_torch(dtype):
         return slots.state()
 
     expected = filled()
-    kernel.choose("compiled")
     found = filled()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not found["scores"].any()
@@ -122,13 +118,12 @@ def test_slots_are_appended_as_by_plain_torch(dtype):
     seed=st.integers(0, 99),
 )
 def test_the_highest_priorities_are_those_of_plain_torch_and_of_equal_ones_the_newest(count, slots, odd, share, seed):
-    kernel.choose("compiled")
     generator = torch.Generator().manual_seed(seed)
     priority = torch.randn(count, slots, generator=generator)
     priority[torch.rand(count, slots, generator=generator) < share] = odd
     n = int(torch.randint(0, slots + 1, (), generator=generator))
     newest_first = priority.flip(-1).sort(dim=-1, descending=True, stable=True).indices[:, :n]
-    assert torch.equal(kernel.highest(priority, n), (slots - 1 - newest_first).sort(dim=-1).values)
+    assert torch.equal(compiled.highest(priority, n), (slots - 1 - newest_first).sort(dim=-1).values)
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,7 +144,7 @@ def test_a_few_rows_times_a_weight_as_it_lies_are_those_of_plain_torch(count, wo
     expected = x.float() @ weight.float().T + (0 if bias is None else bias.float())
     torch.set_num_threads(threads)
     try:
-        found = kernel.few_linear(x[None], weight, bias)
+        found = compiled.few_linear(x[None], weight, bias)
     finally:
         torch.set_num_threads(1)
     assert found.dtype == dtype

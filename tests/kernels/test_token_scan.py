@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamh2o.cache.rotary import Rotary, RotaryTable
 from streamh2o.cache.slot_cache import SlotCache
-from streamh2o.kernels import compiled as kernel
+from streamh2o.kernels.select import select
 from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.stream import token_scan
 from streamh2o.stream.token_scan import attend_scan
@@ -42,9 +42,9 @@ def full_cache(policy, chunk, batch=1, kv_heads=2, dim=8, rotary_dim=8, style="h
     positions = n + 105  # the oldest slots get too old on the way
     angles = torch.arange(positions)[:, None] * 0.3 ** torch.arange(rotary_dim // 2)
     rotary = Rotary([RotaryTable(angles.cos(), angles.sin(), style)], positions)
-    cache = SlotCache(policy, rotary, 1, chunk)
+    cache = SlotCache(policy, rotary, 1, chunk, kernel=select("compiled"))
     keys, values = torch.randn(2, batch, kv_heads, n + chunk, dim, generator=generator)
-    cache.update(keys, values[..., : dim - 1], 0)  # values may be of another size
+    cache.append(keys, values[..., : dim - 1], 0)  # values may be of another size
     layer = cache.slots[0]
     layer.scores[:, :, :n] = torch.rand(batch, kv_heads, n, generator=generator)
     cache.tokens = seen = n + 100
@@ -59,7 +59,7 @@ def both(cache, layer, query, seen):
     """Output, slots and scores of the scan in plain torch, and of the compiled one."""
     found = []
     for name in ("torch", "compiled"):
-        kernel.choose(name)
+        cache.kernel = select(name)
         ours = copy.deepcopy(layer)
         output = attend_scan(cache, ours, query, 0.4, seen)
         assert token_scan._takes(cache, query) == (name == "compiled")
@@ -106,7 +106,7 @@ def test_output_slots_and_scores_are_those_of_plain_torch(
         assert torch.allclose(scores_too, scores, atol=1e-5)
         # From bfloat16 it computes in float32 too, so that only the output is rounded.
         layer.keys, layer.values, query = layer.keys.bfloat16(), layer.values.bfloat16(), query.bfloat16()
-        kernel.choose("compiled")
+        cache.kernel = select("compiled")
         half = copy.deepcopy(layer)
         output = attend_scan(cache, half, query, 0.4, seen)
         layer.keys, layer.values = layer.keys.float(), layer.values.float()
@@ -132,7 +132,6 @@ def test_of_equal_scores_the_oldest_goes(positions):
 
 def test_a_policy_that_chooses_in_its_own_way_is_left_to_plain_torch():
     query = torch.zeros(1, 4, 3, 8)
-    kernel.choose("compiled")
 
     def takes(policy, tokens=0):
         cache = full_cache(policy, 3)[0]
@@ -153,7 +152,6 @@ def test_what_is_not_a_number_is_not_hidden_and_stays_with_its_query(odd):
     cache, layer, seen, generator = full_cache(policy, 5)
     query = torch.rand(1, 4, 5, 8, generator=generator)
     layer.keys[:, :, layer.used - 1, 3] = odd
-    kernel.choose("compiled")
     output = attend_scan(cache, layer, query, 0.4, seen)
     assert output[:, :, 4].isnan().all()
     assert not output[:, :, :4].isnan().any()

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamh2o.kernels import compiled as kernel
-from streamh2o.kernels.attention import attend, column_sums
+from streamh2o.kernels import compiled
+from streamh2o.kernels.plain import attend, column_sums
+from streamh2o.kernels.select import Kernel
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
 from tests.tiny import VOCABULARY, llama
@@ -132,18 +133,18 @@ def test_a_stream_has_the_same_losses_with_it(policy, monkeypatch):
     model = llama(heads=4).to(DEVICE)
     ids = torch.randint(0, VOCABULARY, (1, 160), generator=torch.Generator().manual_seed(1))
 
-    def read():
-        with ChunkStream(model, make_policy(policy, 48), chunk=32) as stream:
+    def read(kernel):
+        with ChunkStream(model, make_policy(policy, 48), chunk=32, kernel=kernel) as stream:
             found = torch.cat([stream.feed(part).losses for part in ids.split(32, dim=1)], dim=1)
             return found, stream.cache.slots[1].source_index[:, :, :48].clone()
 
-    plain, kept = read()
+    plain, kept = read("torch")
     if GPU:
-        assert kernel.choose("compiled", device=DEVICE) == "compiled"
+        found, kept_too = read("compiled")
     else:  # what a GPU would be given goes to the interpreter
-        monkeypatch.setattr(kernel, "takes_queries", lambda query: query.shape[2] >= 16)
-        monkeypatch.setattr(kernel, "attend_and_sum", kernel_triton.attend_and_sum)
-    found, kept_too = read()
+        monkeypatch.setattr(Kernel, "takes_queries", lambda self, query: query.shape[2] >= 16)
+        monkeypatch.setattr(compiled, "attend_and_sum", kernel_triton.attend_and_sum)
+        found, kept_too = read("torch")
     assert torch.allclose(found, plain, atol=1e-4)
     assert torch.equal(kept, kept_too)
     assert not torch.equal(found, plain), "the kernel was not used"

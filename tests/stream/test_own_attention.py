@@ -7,10 +7,11 @@ import torch
 
 from streamh2o.cache.alibi import AlibiTable
 from streamh2o.cache.families import SUPPORTED, kv_heads, trained_positions
-from streamh2o.cache.positions import Branches
 from streamh2o.errors import UserError
 from streamh2o.policies import make_policy
+from streamh2o.stream import layer_attention
 from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
+from streamh2o.stream.probe_tree import ProbeTree
 from streamh2o.stream.stream_cache import StreamCache
 from tests import families, tiny
 
@@ -46,16 +47,23 @@ def test_products_of_placed_queries_and_keys_have_the_bias(dtype, start):
 
 
 @pytest.mark.parametrize("positions", ["rolled", "distance"])
-def test_slots_get_the_bias_of_their_distance_inside_the_cache(positions):
+def test_slots_get_the_bias_of_their_distance_inside_the_cache(positions, monkeypatch):
     """The first layer's keys depend on their tokens alone, so that its attention can be computed from the text."""
     bloom, ids = model("bloom"), tiny.tokens(75)
     policy = make_policy("h2o", cache=20, sinks=0, recent=8, positions=positions)
-    seen = []
+    seen, attend = [], layer_attention.attend
+
+    def watched(*given):
+        output, found = attend(*given)
+        seen.append(found[0, :, 0])
+        return output, found
+
     with ChunkStream(bloom, policy, chunk=6) as stream:
         for start in range(0, 72, 6):
             stream.feed(ids[:, start : start + 6])
         held = stream.cache.slots[0].source_index[0].clone()[:, :20]
-        stream.probe(ids[:, 72:], lambda layer, found: seen.append(found[0, :, 0]))
+        monkeypatch.setattr(layer_attention, "attend", watched)
+        stream.probe(ids[:, 72:])
     assert (held[:, 0] < 72 - 20).any(), "some hitter lies far back"
     with torch.no_grad():
         block, decoder = bloom.transformer.h[0], bloom.transformer
@@ -131,11 +139,11 @@ def test_branches_that_share_a_pass_see_what_each_sees_alone(name, positions):
     with ChunkStream(model(name), made, chunk=6) as stream:
         for start in range(0, 36, 6):
             stream.feed(tiny.tokens(36)[:, start : start + 6])
-        shape = Branches(3, [4, 2], torch.device("cpu"))
-        found = stream.probe(torch.cat([stem, *branches], dim=1), shape)[:, 3:].split([4, 2], dim=1)
-        for got, branch in zip(found, branches, strict=True):
-            alone = stream.probe(torch.cat([stem, branch], dim=1), lambda *_: None)[:, 3:]
-            assert torch.allclose(got, alone, atol=1e-4)
+        tree = ProbeTree(stem[0].tolist(), [branch[0].tolist() for branch in branches], torch.device("cpu"))
+        found = stream.probe(torch.tensor([tree.ids]), tree.branches)
+        for places, branch in zip(tree.places, branches, strict=True):
+            alone = stream.probe(torch.cat([stem, branch], dim=1))[:, 3:]
+            assert torch.allclose(found[:, places], alone, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["falcon", "falcon-multi-query", "falcon-yarn"])

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import io
+import pickle
 import re
 
 import pytest
@@ -13,8 +15,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, TextStreamer, pi
 
 from streamh2o import StreamCache, make_policy
 from streamh2o.errors import UsageError, UserError
-from streamh2o.kernels import compiled as kernel
-from streamh2o.stream import stream_cache_hooks as hooks
+from streamh2o.kernels import compiled
 from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
 from tests import tiny
 from tests.toy_tokenizers import gpt2
@@ -170,24 +171,22 @@ def test_a_second_call_goes_on_where_the_first_one_ended():
 @pytest.mark.usefixtures("built")
 def test_a_step_reads_the_output_embedding_as_it_lies_and_leaves_it_alone_afterwards(monkeypatch):
     model, ids, seen = tiny.llama().bfloat16(), tiny.tokens(20), []
-    own, few = model.lm_head.__dict__.copy(), kernel.few_linear
-    monkeypatch.setattr(kernel, "few_linear", lambda x, *rest: seen.append(x.shape) or few(x, *rest))
+    own, few = model.lm_head.__dict__.copy(), compiled.few_linear
+    monkeypatch.setattr(compiled, "few_linear", lambda x, *rest: seen.append(x.shape) or few(x, *rest))
 
-    def steps():
-        with StreamCache.for_model(model, cache=8) as cache:
+    def steps(kernel):
+        with StreamCache.for_model(model, cache=8, kernel=kernel) as cache:
             return torch.cat([call(model, part, cache)[:, -1:] for part in (ids[:, :10], *ids[:, 10:].split(1, 1))], 1)
 
-    kernel.choose("torch")
-    expected = steps()
+    expected = steps("torch")
     assert not seen
-    kernel.choose("compiled")
-    assert (steps() - expected).abs().max() <= 0.05 * expected.abs().max()
+    assert (steps("compiled") - expected).abs().max() <= 0.05 * expected.abs().max()
     assert [shape for shape in seen if len(shape) == 3] == [(1, 1, model.config.hidden_size)] * 10
-    with StreamCache.for_model(model, cache=8) as cache, pytest.raises(UsageError):
+    with StreamCache.for_model(model, cache=8, kernel="compiled") as cache, pytest.raises(UsageError):
         call(model, ids, cache, output_attentions=True)
     assert model.lm_head.__dict__ == own
     monkeypatch.setattr(model.lm_head, "forward", lambda x: x, raising=False)  # somebody else's
-    with StreamCache.for_model(model, cache=8) as cache:
+    with StreamCache.for_model(model, cache=8, kernel="compiled") as cache:
         assert call(model, ids[:, :1], cache).shape[-1] == model.config.hidden_size
 
 
@@ -195,23 +194,18 @@ def test_a_step_reads_the_output_embedding_as_it_lies_and_leaves_it_alone_afterw
 def test_a_step_of_a_head_that_is_trained_keeps_its_gradient():
     model = tiny.llama().bfloat16().requires_grad_(False)
     model.lm_head.weight.requires_grad_(True)
-    kernel.choose("compiled")
-    with StreamCache.for_model(model, cache=8) as cache:
+    with StreamCache.for_model(model, cache=8, kernel="compiled") as cache:
         model(tiny.tokens(1), **{cache_argument(model): cache}).logits.float().square().sum().backward()
     assert model.lm_head.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.usefixtures("built")
 def test_after_a_call_that_was_cut_off_the_output_embedding_is_the_models_own(monkeypatch):
-    model = tiny.llama()
-    with StreamCache.for_model(model, cache=8) as cache:
+    model = tiny.llama().bfloat16()
+    with StreamCache.for_model(model, cache=8, kernel="compiled") as cache:
         with pytest.raises(KeyboardInterrupt), monkeypatch.context() as cut:
-            cut.setattr(hooks.FewRows, "on", lambda self: self._layer.__dict__.update(forward=self))
-            cut.setattr(hooks.FewRows, "__call__", interrupt)
+            cut.setattr(compiled, "few_linear", interrupt)
             call(model, tiny.tokens(1), cache)
-        assert "forward" in vars(model.lm_head)
-        with torch.no_grad(), monkeypatch.context() as cut:
-            cut.setattr(hooks.FewRows, "__call__", interrupt)  # it must not be asked
-            model(tiny.tokens(3))
         assert "forward" not in vars(model.lm_head)
 
 
@@ -227,12 +221,12 @@ def test_a_model_without_an_output_embedding_reads_too(make):
     with StreamCache.for_model(model, cache=8, chunk=8) as cache, torch.no_grad():
         model(tiny.tokens(30), **{cache_argument(model): cache})
         assert cache.evictions
-    assert not any(each._forward_pre_hooks or each._forward_hooks for each in (model, model.base_model))
+    assert not any("forward" in vars(each) for each in (model, model.base_model))
 
 
 def test_the_model_is_as_it_was_whichever_way_the_cache_goes():
     model, ids = tiny.llama(), tiny.tokens(20)
-    before, hooks = copy.deepcopy(model.__dict__), len(model.model._forward_pre_hooks)
+    before = copy.deepcopy(model.__dict__)
     with torch.no_grad():
         expected = model(ids).logits
 
@@ -242,10 +236,7 @@ def test_the_model_is_as_it_was_whichever_way_the_cache_goes():
 
     def clean():
         check()
-        assert len(model.model._forward_pre_hooks) == hooks == 0
-        left = [each._forward_pre_hooks or each._forward_hooks for each in (model, model.model)]
-        left += [each._forward_hooks_always_called for each in (model, model.model)]
-        assert not any(left)
+        assert not [module for module in model.modules() if "forward" in vars(module)]
         assert model.config._attn_implementation == before["config"]._attn_implementation
         assert model.__dict__.keys() == before.keys()
 
@@ -418,3 +409,71 @@ def test_however_many_tokens_there_are_slots_and_bytes_stay_the_same(count):
         assert {slots for _, slots in sizes} <= set(range(4, 32))
         assert cache.get_seq_length() == count + 3
         assert cache.max_slots == 32
+
+
+def test_a_copy_goes_on_by_itself():
+    model, ids = tiny.llama(), prompt(30)
+    with StreamCache.for_model(model, cache=16, chunk=8) as cache:
+        call(model, ids, cache)
+        other = copy.deepcopy(cache)
+        first = call(model, prompt(5, seed=1), cache)
+        call(model, prompt(5, seed=2), cache)
+        assert torch.equal(call(model, prompt(5, seed=1), other), first)
+        assert (other.tokens, cache.tokens) == (35, 40)
+        other.detach()
+        with pytest.raises(UserError, match="detached"):
+            copy.deepcopy(other)
+
+
+@pytest.mark.parametrize("protocol", [copy.copy, pickle.dumps, lambda cache: torch.save(cache, io.BytesIO())])
+def test_what_would_copy_it_otherwise_is_refused_with_what_to_do(protocol):
+    model = tiny.llama()
+    with StreamCache.for_model(model, cache=16) as cache, pytest.raises(UserError, match="write it to a file"):
+        protocol(cache)
+    with ChunkStream(model, make_policy("h2o", 16)) as stream, pytest.raises(UserError, match="load_state"):
+        protocol(stream)
+
+
+@pytest.mark.parametrize("policy", ["streamh2o", "topk"])
+def test_a_saved_cache_goes_on_with_the_same_digits(tmp_path, policy):
+    model, path = tiny.llama(), tmp_path / "cache.safetensors"
+    mask = torch.tensor([[1] * 30, [0] * 4 + [1] * 26])
+    ids, more = prompt(30, batch=2), prompt(1, batch=2, seed=1)
+    with StreamCache.for_model(model, cache=16, policy=policy, chunk=8) as cache:
+        call(model, ids, cache, attention_mask=mask)
+        cache.save(path)
+        expected = call(model, more, cache)
+    with StreamCache.load(path, model) as cache:
+        assert (cache.tokens, cache.policy.name) == (30, policy)
+        assert torch.equal(call(model, more, cache), expected)
+
+
+def test_a_file_of_another_model_or_none_at_all_is_refused(tmp_path):
+    model, path = tiny.llama(), tmp_path / "cache.safetensors"
+    with StreamCache.for_model(model, cache=16) as cache:
+        call(model, prompt(5), cache)
+        cache.save(path)
+        with pytest.raises(UserError, match="can't be written"):
+            cache.save(tmp_path / "nowhere" / "cache.safetensors")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.norm.weight[0] += 1
+    with pytest.raises(UserError, match="another model"):
+        StreamCache.load(path, other)
+    with pytest.raises(UserError, match="can't be read"):
+        StreamCache.load(tmp_path / "nothing", model)
+    path.write_bytes(b"no such thing")
+    with pytest.raises(UserError, match="can't be read"):
+        StreamCache.load(path, model)
+
+
+def test_a_copy_of_a_model_that_is_lent_is_the_models_own():
+    model, ids = tiny.llama(), tiny.tokens(20)
+    with torch.no_grad():
+        expected = model(ids).logits
+    with StreamCache.for_model(model, cache=8):
+        other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(2)
+        assert torch.equal(model(ids).logits, expected)
+        assert not torch.equal(other(ids).logits, expected)

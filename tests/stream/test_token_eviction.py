@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamh2o.errors import UsageError
-from streamh2o.kernels import compiled as kernel
 from streamh2o.policies import POLICIES, Policy, make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
 from tests import tiny
@@ -76,12 +75,11 @@ def test_losses_and_slots_are_those_of_chunks_of_one_token(
     name, model, cache, share, positions, cuts, batch, seed, way
 ):
     """Policies, models, splits of the budget and of the text, fewer recent tokens than a chunk has, a batch."""
-    kernel.choose(way)
     policy = make_policy(name, cache, positions=positions)
     if name in ("h2o", "streamh2o", "sparse-strided", "sparse-fixed+h2"):
         recent = int(share * (cache - policy.sinks))
         policy = make_policy(name, cache, recent=recent, positions=positions)
-    check_like_chunks_of_one(MODELS[model], policy, tiny.tokens(80, batch, seed), cuts)
+    check_like_chunks_of_one(MODELS[model], policy, tiny.tokens(80, batch, seed), cuts, kernel=way)
 
 
 @pytest.mark.parametrize("positions", ["rolled", "distance"])
@@ -100,10 +98,9 @@ def test_every_query_head_can_have_slots_of_its_own(policy):
 @pytest.mark.parametrize("way", ["torch", "auto"])
 def test_more_queries_than_one_block_of_each_way(way):
     """Blocks are of 16 and 64 queries."""
-    kernel.choose(way)
     model = tiny.llama(layers=1)
     for policy in ("streamingllm", "h2o", "streamh2o"):
-        check_like_chunks_of_one(model, make_policy(policy, 20), tiny.tokens(260), [7])
+        check_like_chunks_of_one(model, make_policy(policy, 20), tiny.tokens(260), [7], kernel=way)
 
 
 def test_what_is_farther_than_the_model_was_trained_to_look_goes_first():
@@ -135,7 +132,7 @@ def test_a_probe_leaves_no_trace():
     with ChunkStream(model, policy, chunk=16, evict="token") as stream:
         for start in range(0, 64, 16):
             parts.append(stream.feed(ids[:, start : start + 16]).losses)
-            stream.probe(tiny.tokens(5, seed=start), lambda layer, probabilities: None)
+            stream.probe(tiny.tokens(5, seed=start))
     assert torch.equal(torch.cat(parts, 1), plain)
 
 
@@ -174,9 +171,8 @@ class Divided(Policy):
 @pytest.mark.parametrize("positions", ["rolled", "distance"])
 @pytest.mark.parametrize("kind", ["spread", "whole numbers"])
 def test_divisors_of_any_kind_are_read_right_by_the_kernel(positions, kind):
-    kernel.choose("compiled")
     policy = Divided(cache=14, sinks=2, recent=5, hitters=7, positions=positions, kind=(kind,))
-    check_like_chunks_of_one(tiny.llama(), policy, tiny.tokens(80), [30, 70])
+    check_like_chunks_of_one(tiny.llama(), policy, tiny.tokens(80), [30, 70], kernel="compiled")
 
 
 def test_a_policy_of_ones_own_is_given_one_layer_at_a_time_and_may_have_a_list():

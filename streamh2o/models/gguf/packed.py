@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from streamh2o.errors import UserError
 from streamh2o.kernels.gguf_blocks import KINDS, Blocks
-from streamh2o.kernels.gguf_linear import PackedEmbedding, PackedLinear
+from streamh2o.kernels.gguf_linear import GgufEmbedding, GgufLinear
+from streamh2o.kernels.select import TORCH, Kernel
 from streamh2o.models.gguf.header import GgufHeader, read_header
 from streamh2o.models.gguf.unpacked import (
     building,
@@ -35,10 +36,13 @@ FILE = "packed.safetensors"
 Tell = Callable[[str], None]
 
 
-def load_packed(path: Path, config: Any, dtype: torch.dtype, tell: Tell = lambda line: None) -> Any:
+def load_packed(
+    path: Path, config: Any, dtype: torch.dtype, tell: Tell = lambda line: None, kernel: Kernel = TORCH
+) -> Any:
     """The model of the GGUF file `path` on the CPU, its matrices in blocks, the rest in `dtype`.
 
-    config: the model's own. tell: called with a line before the slow first time, and where matrices stay plain. Raises
+    config: the model's own. kernel: what multiplies with blocks.
+    tell: called with a line before the slow first time, and where matrices stay plain. Raises
     UserError where the file has no blocks of a kind that is known, or as `safetensors_folder` does.
     """
     import transformers
@@ -52,7 +56,7 @@ def load_packed(path: Path, config: Any, dtype: torch.dtype, tell: Tell = lambda
         with init_empty_weights(include_buffers=False):
             model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
         for name, (kind, of) in notes["packed"].items():
-            _replace(model, name, tensors[f"{of}.blocks"], KINDS[kind], tensors.get(f"{name}.bias"), dtype)
+            _replace(model, name, tensors[f"{of}.blocks"], KINDS[kind], tensors.get(f"{name}.bias"), dtype, kernel)
         parameters = {name for name, _ in model.named_parameters()}
         rest = {name: tensors[name].to(dtype) if name in parameters else tensors[name] for name in notes["plain"]}
         model.load_state_dict(rest, strict=False, assign=True)
@@ -71,11 +75,11 @@ def load_packed(path: Path, config: Any, dtype: torch.dtype, tell: Tell = lambda
 
 
 def _replace(
-    model: nn.Module, name: str, blocks: Tensor, kind: Blocks, bias: Tensor | None, dtype: torch.dtype
+    model: nn.Module, name: str, blocks: Tensor, kind: Blocks, bias: Tensor | None, dtype: torch.dtype, kernel: Kernel
 ) -> None:
     embedding = isinstance(model.get_submodule(name), nn.Embedding)
     model.set_submodule(
-        name, PackedEmbedding(blocks, kind, dtype) if embedding else PackedLinear(blocks, kind, bias, dtype)
+        name, GgufEmbedding(blocks, kind, dtype) if embedding else GgufLinear(blocks, kind, bias, dtype, kernel)
     )
 
 

@@ -79,12 +79,12 @@ def check_threads() -> Iterator[Finding]:
 
 def check_kernel(name: str, device: str) -> Iterator[Finding]:
     """How attention is computed from here on."""
-    from streamh2o.kernels.compiled import choose
+    from streamh2o.kernels.select import select
     from streamh2o.models.device import choose_device
 
     said: list[str] = []
     place = choose_device(device)
-    chosen = choose(name, said.append, place)
+    chosen = select(name, place, said.append).name
     if chosen == "compiled" and place.type == "cuda":
         import triton
 
@@ -121,11 +121,11 @@ def _weights(loaded: Loaded) -> str:
     """What the weights are in memory."""
     from collections import Counter
 
-    from streamh2o.kernels.gguf_linear import packed_modules
+    from streamh2o.kernels.gguf_linear import gguf_modules
 
     if loaded.weights == "plain":
         return "plain"
-    kinds = Counter(module.kind.name for module in packed_modules(loaded.model))
+    kinds = Counter(module.kind.name for module in gguf_modules(loaded.model))
     return "packed, " + " and ".join(f"{count} matrices of {kind}" for kind, count in kinds.items())
 
 
@@ -163,7 +163,7 @@ def check_losses(loaded: Loaded) -> Iterator[Finding]:
     ids = text_ids(loaded, 96, _CHUNK)
     dense = plain(loaded.model, ids)
     policy = make_policy("streamingllm", cache=ids.shape[1])
-    serial, chunked = (streamed(loaded.model, policy, ids, chunk)[0] for chunk in (1, _CHUNK))
+    serial, chunked = (streamed(loaded, policy, ids, chunk)[0] for chunk in (1, _CHUNK))
     limit = TOLERANCE[str(loaded.dtype).removeprefix("torch.")]
     for name, other in (("token by token", serial), ("transformers' own attention", dense)):
         difference = float((chunked - other).abs().mean())
@@ -171,6 +171,6 @@ def check_losses(loaded: Loaded) -> Iterator[Finding]:
             f"chunks of {_CHUNK} against {name}: {difference:.1e} nats apart in the mean, up to {limit:g} is rounding"
         )
         yield Finding("losses", line, difference <= limit)
-    _, evictions, most = streamed(loaded.model, make_policy("streamh2o", cache=_SLOTS), ids, _CHUNK)
+    _, evictions, most = streamed(loaded, make_policy("streamh2o", cache=_SLOTS), ids, _CHUNK)
     good = most <= _SLOTS and (evictions > 0 or ids.shape[1] <= _SLOTS)
     yield Finding("cache", f"{evictions} evictions, at most {most} of {_SLOTS} slots held", good)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from streamh2o.cache.memory_check import slot_bytes
 from streamh2o.runs.bench.stream_speed import clock, synchronize
-from streamh2o.stream.chunk_stream import cache_argument
+from streamh2o.stream.lending import cache_argument
 from streamh2o.stream.stream_cache import StreamCache
 
 FULL = "transformers"

@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from streamh2o.errors import UserError
 from streamh2o.models.find import NAMED
 from streamh2o.runs.bench.stream_speed import Contestants
-from streamh2o.stream.chunk_stream import cache_argument
+from streamh2o.stream.lending import cache_argument
 
 PROMPT = 2048  # tokens
 STEPS = 16  # tokens that llama.cpp writes in a round

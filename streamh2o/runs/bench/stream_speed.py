@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from streamh2o.cache.positions import rotated
 from streamh2o.kernels.attention import attend_and_sum
-from streamh2o.kernels.gguf_linear import PackedLinear
+from streamh2o.kernels.gguf_linear import GgufLinear
+from streamh2o.kernels.select import Kernel
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
 
@@ -73,13 +74,13 @@ def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
 
     As `transformers` does it, whatever the model is attached to.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear | PackedLinear)]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | GgufLinear)]
     rows = {n: torch.randn(chunk, n, dtype=model.dtype, device=model.device) for n in {m.in_features for m in layers}}
 
     @torch.inference_mode()
     def call() -> None:
         for layer in layers:
-            if isinstance(layer, PackedLinear):
+            if isinstance(layer, GgufLinear):
                 layer(rows[layer.in_features])
             else:
                 nn.functional.linear(rows[layer.in_features], layer.weight, layer.bias)
@@ -114,9 +115,16 @@ class WarmStream:
     """A stream whose cache is full, so that each call of `feed` is one chunk of the steady state."""
 
     def __init__(
-        self, model: PreTrainedModel, ids: Tensor, policy: str, cache: int, chunk: int, evict: str = "chunk"
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        policy: str,
+        cache: int,
+        chunk: int,
+        evict: str = "chunk",
+        kernel: str | Kernel = "auto",
     ) -> None:
-        self.stream = ChunkStream(model, make_policy(policy, cache), chunk=chunk, evict=evict)
+        self.stream = ChunkStream(model, make_policy(policy, cache), chunk=chunk, evict=evict, kernel=kernel)
         self.ids, self.chunk, self.at = ids, chunk, 0
         while self.stream.tokens <= cache:
             self.feed()
@@ -155,7 +163,7 @@ def stages(warm: WarmStream) -> dict[str, Callable[[], object]]:
     def attend(summed: Tensor | None) -> Callable[[], None]:
         def call() -> None:
             for _ in range(count):
-                attend_and_sum(queries, keys, values, summed, policy.far)
+                attend_and_sum(queries, keys, values, summed, policy.far, kernel=stream.kernel)
 
         return call
 
@@ -183,6 +191,7 @@ def bench(
     chunk: int = 256,
     rounds: int = 5,
     peers: Contestants | None = None,
+    kernel: str | Kernel = "auto",
 ) -> dict[str, Any]:
     """Time streams, stages and baselines on `ids` [1, n]; n should exceed the largest cache by a few chunks.
 

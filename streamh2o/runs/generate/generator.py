@@ -22,7 +22,7 @@ from transformers import (
 from streamh2o.models.loaded import Loaded
 from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.runs.saving.checks import require_count
-from streamh2o.stream.chunk_stream import cache_argument
+from streamh2o.stream.lending import cache_argument
 from streamh2o.stream.stream_cache import StreamCache
 
 _COLDEST = 1e-4  # temperature below which the likeliest token takes all, and logits could overflow

@@ -18,7 +18,7 @@ from streamh2o.runs.perplexity_run import SCHEMA
 from streamh2o.runs.progress import Progress
 from streamh2o.runs.windowed import Definition
 from streamh2o.runs.windowed.base import Ids, Window
-from streamh2o.stream.lm_head import Head
+from streamh2o.stream.lm_head import LmHead
 from streamh2o.text import Source
 from streamh2o.versions import versions
 
@@ -40,7 +40,7 @@ class WindowedRun:
         self.complete = False
         self._options = options
         self._decoder: Any = loaded.model.get_decoder()
-        self._head = Head(loaded.model)
+        self._head = LmHead(loaded.model, loaded.kernel)
         self._began, self._ended = time.perf_counter(), 0.0
 
     def __enter__(self) -> WindowedRun:

@@ -1,55 +1,41 @@
-"""A model's modules made fast for a CPU, while the model works for us.
+"""The CPU engine: faster stand-ins for a model's modules, off or on as a whole.
 
-A norm of `transformers` is seven passes over its input, a gate three, and the rotation by position zero, which changes
-nothing, ten: each becomes one operation of the kernel. In bfloat16 a linear layer lays its weights out anew for every
-product: that is done once, where memory allows, and a gate is made of the products with both its weights before they
-are written. Only modules that give the same as before are touched, each by an
-attribute of its own that `off` takes away; the attention of some families comes to be ours in the same way.
+A norm of `transformers` is seven passes over its input and a gate three: each becomes one operation of the kernel. In
+bfloat16 a linear layer lays its weights out anew for every product: that is done once, where memory allows, and a gate
+is made of the products with both its weights before they are written. Only modules that give the same as before are
+touched, each by an attribute of its own that `off` takes away.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from streamh2o.kernels import compiled as kernel
-from streamh2o.kernels.gguf_linear import PackedLinear
-from streamh2o.kernels.weight_copies import Packed, spare
-from streamh2o.stream.engine.fused_layer import PROJECTIONS, DecoderLayer, hooked, is_known
-from streamh2o.stream.own_attention import own_forward
+from streamh2o.kernels import compiled
+from streamh2o.kernels.gguf_linear import GgufLinear
+from streamh2o.kernels.select import Kernel
+from streamh2o.kernels.weight_copies import WeightCopy, spare
+from streamh2o.stream.engine.fused_layer import PROJECTIONS, FusedLayer, hooked, is_known
 
 Forward = Callable[..., Any]
 
-_LINEAR = (nn.Linear, PackedLinear)
+_LINEAR = (nn.Linear, GgufLinear)
 _WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2**-7}  # of the largest number; bfloat16 has 8 bits
 
 
 class Fused:
-    """The modules of one model that something else stands in for, from `on` to `off`.
+    """The modules of one model that something faster stands in for, from `on` to `off`."""
 
-    That is something faster, or, for attention that cannot be chosen, ours.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kernel: Kernel) -> None:
         self._forwards: list[tuple[nn.Module, Forward]] = []
         with torch.no_grad():
-            self._forwards += _agreeing(_linear_layers(model))
-            self._forwards += _agreeing(_norms_and_gates(model, dict(self._forwards)))
-        turns_nothing = len(self._forwards) > 0 and _zero_is_identity(model)
-        with torch.no_grad():
-            self._layers = _layers(model, dict(self._forwards)) if turns_nothing else []
-        for module in model.modules():
-            forward = own_forward(module) or (_unrotated(module) if turns_nothing else None)
-            if forward is not None:
-                self._forwards.append((module, forward))
-
-        self._depth = 0
+            self._forwards += _agreeing(_linear_layers(model, kernel))
+            self._forwards += _agreeing(_norms_and_gates(model, dict(self._forwards), kernel))
+            self._layers = _layers(model, dict(self._forwards)) if _zero_is_identity(model) else []
         self._on: list[tuple[nn.Module, Forward]] = []  # what `off` has to take away
         of_module = [(module, names) for module in model.modules() for names in (module._modules, module._parameters)]
         self._standing = [(names, name, part) for _, names in of_module for name, part in names.items()]
@@ -59,13 +45,10 @@ class Fused:
         return all(names.get(name) is part for names, name, part in self._standing)
 
     def on(self) -> None:
-        """The modules work as one operation each, and rotate nothing: positions must be zero until `off`.
+        """The modules work as one operation each, and layers do not rotate: positions must be zero until `off`.
 
         A module that somebody has given another forward meanwhile, or a layer with such a part, keeps it.
         """
-        self._depth += 1
-        if self._depth > 1:  # two models may share a decoder
-            return
         whole: list[tuple[nn.Module, Forward]] = [
             (module, layer) for module, layer in self._layers if not layer.is_watched() and not layer.is_patched()
         ]
@@ -76,10 +59,7 @@ class Fused:
             module.__dict__["forward"] = forward
 
     def off(self) -> None:
-        """The modules work as they did before the first `on`, once as many `off` have come."""
-        self._depth -= 1
-        if self._depth:
-            return
+        """The modules work as they did before `on`."""
         for module, forward in self._on:
             if module.__dict__.get("forward") is forward:
                 del module.__dict__["forward"]
@@ -89,12 +69,12 @@ class Fused:
 _made: WeakKeyDictionary[nn.Module, tuple[Any, Fused]] = WeakKeyDictionary()
 
 
-def fused(decoder: nn.Module) -> Fused:
+def fused(decoder: nn.Module, kernel: Kernel) -> Fused:
     """The one of this decoder, made anew where its parts, their numbers, its place or the kernel have changed."""
     weight = next(decoder.parameters())
-    state = kernel.chosen(), weight.dtype, weight.device
+    state = kernel, weight.dtype, weight.device
     if decoder not in _made or _made[decoder][0] != state or not _made[decoder][1].stands():
-        _made[decoder] = state, Fused(decoder)
+        _made[decoder] = state, Fused(decoder, kernel)
     return _made[decoder][1]
 
 
@@ -123,7 +103,7 @@ def _same(expected: Tensor, given: Tensor) -> bool:
 def _input_of(module: Any) -> Tensor:
     """No rows of what a norm, a linear layer or a gate is for: [0, width], in its number format, where it is."""
     first = getattr(module, "gate_proj", module)
-    if isinstance(first, PackedLinear):
+    if isinstance(first, GgufLinear):
         return torch.empty(0, first.in_features, dtype=first.dtype, device=first.blocks.device)
     return first.weight.new_empty(0, first.weight.shape[-1])
 
@@ -133,7 +113,7 @@ def _own(model: nn.Module) -> Iterator[Any]:
     return (module for module in model.modules() if "forward" not in module.__dict__)
 
 
-def _norms_and_gates(model: nn.Module, made: dict[nn.Module, Forward]) -> Iterator[Candidate]:
+def _norms_and_gates(model: nn.Module, made: dict[nn.Module, Forward], kernel: Kernel) -> Iterator[Candidate]:
     """made: what stands in for linear layers."""
     for module in _own(model):
         if type(module).__name__.endswith("RMSNorm"):
@@ -148,7 +128,7 @@ def _norms_and_gates(model: nn.Module, made: dict[nn.Module, Forward]) -> Iterat
 
 def _norm(module: Any, weight: Tensor, eps: float) -> Forward:
     own = type(module).forward.__get__(module)  # for norms kept in another number format than what they are given
-    return lambda x: kernel.rms_norm(x, weight, eps) if x.dtype == weight.dtype else own(x)
+    return lambda x: compiled.rms_norm(x, weight, eps) if x.dtype == weight.dtype else own(x)
 
 
 def _gated(module: Any, made: dict[nn.Module, Forward]) -> Forward:
@@ -156,7 +136,7 @@ def _gated(module: Any, made: dict[nn.Module, Forward]) -> Forward:
     first, second = made.get(gate), made.get(up)
     if isinstance(first, _Linear) and isinstance(second, _Linear) and gate.bias is None and up.bias is None:
         return _Gated(module, first, second)
-    return lambda x: down(kernel.gate(gate(x), up(x)))
+    return lambda x: down(compiled.gate(gate(x), up(x)))
 
 
 class _Gated:
@@ -167,11 +147,11 @@ class _Gated:
         self._layers = module.gate_proj, module.up_proj
 
     def inner(self, x: Tensor) -> Tensor:
-        return kernel.gated_linear(x, self._gate.weight, self._up.weight, self._gate.features)
+        return compiled.gated_linear(x, self._gate.weight, self._up.weight, self._gate.features)
 
     def __call__(self, x: Tensor) -> Tensor:
         if any(hooked(layer) for layer in self._layers):
-            inner = kernel.gate(*(layer(x) for layer in self._layers))
+            inner = compiled.gate(*(layer(x) for layer in self._layers))
         else:
             inner = self.inner(x)
         result: Tensor = self._down(inner)
@@ -182,7 +162,7 @@ class _Linear:
     """A linear layer's product with its weights as the kernel wants them: the same, but for rounding."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        self._packed = Packed(layer, kernel.pack_linear)
+        self._packed = WeightCopy(layer, compiled.pack_linear)
         self._bias, self.features = layer.bias, layer.out_features
         self.refresh()
 
@@ -191,10 +171,10 @@ class _Linear:
         self.weight = self._packed.weight
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return kernel.linear(x, self.weight, self._bias, self.features, residual)
+        return compiled.linear(x, self.weight, self._bias, self.features, residual)
 
 
-def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
+def _linear_layers(model: nn.Module, kernel: Kernel) -> Iterator[Candidate]:
     layers = [
         module
         for module in _own(model)
@@ -208,9 +188,9 @@ def _linear_layers(model: nn.Module) -> Iterator[Candidate]:
         yield layer, _Linear(layer), (layer.weight.shape, layer.bias is None)
 
 
-def _layers(model: nn.Module, made: dict[nn.Module, Forward]) -> list[tuple[nn.Module, DecoderLayer]]:
+def _layers(model: nn.Module, made: dict[nn.Module, Forward]) -> list[tuple[nn.Module, FusedLayer]]:
     """The decoder layers all of whose parts something stands in for, and which are what they seem."""
-    found: list[tuple[nn.Module, DecoderLayer]] = []
+    found: list[tuple[nn.Module, FusedLayer]] = []
     for module in _own(model):
         if not is_known(module):
             continue
@@ -220,7 +200,7 @@ def _layers(model: nn.Module, made: dict[nn.Module, Forward]) -> list[tuple[nn.M
         down: Any = made.get(module.mlp.down_proj) if isinstance(gated, _Gated) else None
         linear = all(isinstance(part, _Linear) for part in (*projections, down))
         if linear and isinstance(gated, _Gated) and None not in norms:
-            layer = DecoderLayer(module, norms, projections, gated.inner, down)
+            layer = FusedLayer(module, norms, projections, gated.inner, down)
             if not layer.is_patched() and layer.agrees(_same):
                 found.append((module, layer))
     return found
@@ -231,17 +211,3 @@ def _zero_is_identity(model: nn.Module) -> bool:
     modules = [module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding")]
     scales = [value for module in modules for name, value in vars(module).items() if name.endswith("attention_scaling")]
     return len(scales) > 0 and all(scale == 1.0 for scale in scales)
-
-
-def _unrotated(module: nn.Module) -> Forward | None:
-    """An attention's own code with a rotation in it that does nothing; None where there is no rotation we know."""
-    code: Any = inspect.unwrap(type(module).forward)
-    helper = getattr(code, "__globals__", {}).get("apply_rotary_pos_emb")
-    if helper is None or "apply_rotary_pos_emb" not in code.__code__.co_names or "forward" in module.__dict__:
-        return None
-    if list(inspect.signature(helper).parameters)[:4] != ["q", "k", "cos", "sin"]:
-        return None
-    names = {**code.__globals__, "apply_rotary_pos_emb": lambda q, k, *args, **kwargs: (q, k)}
-    own = FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
-    own.__kwdefaults__ = code.__kwdefaults__
-    return own.__get__(module)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import AttentionInterface
 
-from streamh2o.cache.slot_cache import FixedCache
+from streamh2o.stream.model_pass import Pass
 from streamh2o.stream.own_attention import attend
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -41,7 +41,7 @@ def hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-class DecoderLayer:
+class FusedLayer:
     """`module.forward`, as far as a cache of ours is given; else the module's own.
 
     norms: stand in for the two norms. projections: for the linear layers of `PROJECTIONS`, the last of which takes a
@@ -63,7 +63,7 @@ class DecoderLayer:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        other = args or not isinstance(cache, FixedCache) or kwargs.get("attention_mask") is not None
+        other = args or not isinstance(cache, Pass) or kwargs.get("attention_mask") is not None
         if other or self.is_watched():
             result: Tensor = self._own(hidden_states, *args, **kwargs)
             return result

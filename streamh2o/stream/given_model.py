@@ -1,0 +1,31 @@
+"""The models that streams and caches take: of `transformers`, alone or with the tokenizer beside it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from streamh2o.errors import UsageError
+
+
+class ModelAndTokenizer(Protocol):
+    """What `load_model` returns."""
+
+    @property
+    def model(self) -> PreTrainedModel: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+def model_and_tokenizer(given: PreTrainedModel | ModelAndTokenizer) -> tuple[PreTrainedModel, Any]:
+    """The model, and its tokenizer or None. Raises UsageError for anything else."""
+    if isinstance(given, PreTrainedModel):
+        return given, None
+    model = getattr(given, "model", None)
+    if not isinstance(model, PreTrainedModel):
+        raise UsageError(
+            f"A model of transformers is needed, or what load_model returns, and a {type(given).__name__} was given."
+        )
+    return model, given.tokenizer
