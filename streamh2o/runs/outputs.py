@@ -182,9 +182,8 @@ class LogWriter(OutputFile):
     """`--log`: one JSON object a chunk.
 
     token, byte: tokens and bytes of the input so far. nll: sum of the chunk's losses in nats, n: how many. ppl,
-    ppl_window: over all tokens so far, and over the last ones. slots: held after the chunk. halved: how often so far
-    memory ran out and a chunk was read in two halves, whose evictions come earlier; left out while that is never. With
-    `several` inputs each line names its `input`.
+    ppl_window: over all tokens so far, and over the last ones. slots: held after the chunk. With `several` inputs each
+    line names its `input`.
     """
 
     def __init__(self, path: Path, several: bool = False, mark: dict[str, Any] | None = None) -> None:

@@ -17,8 +17,7 @@ class Progress:
     token, byte: tokens (without a BOS) and bytes of the input so far. nll: sum of the chunk's losses in nats; n: how
     many there are; losses: float32 [n]. ppl, ppl_window: running and windowed perplexity, None before the first loss.
     tokens_per_second: over the last ten seconds; seconds: since reading began. fraction: of the input, None where its
-    size is unknown. slots: held now per layer and KV head, and by kind in `composition`. halved: how often memory ran
-    out so far, so that a chunk was read in two halves.
+    size is unknown. slots: held now per layer and KV head, and by kind in `composition`.
     """
 
     name: str

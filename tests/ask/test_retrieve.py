@@ -12,7 +12,7 @@ from streamh2o.models.load import load_model
 from streamh2o.models.prompts import Prompter, plain_ids
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
-from streamh2o.stream.lm_head import Head
+from streamh2o.stream.lm_head import LmHead
 from streamh2o.stream.probe_tree import ProbeTree
 from tests import tiny
 from tests.families import random_model
@@ -124,7 +124,7 @@ def test_batched_likelihoods_are_those_of_each_pair_alone(loaded):
     for (context, continuation), got in zip(pairs, likelihoods(loaded, pairs), strict=True):
         ids = torch.tensor([context + continuation])
         hidden = loaded.model.base_model(input_ids=ids).last_hidden_state[0, len(context) - 1 : -1]
-        want = Head(loaded.model).losses(hidden, torch.tensor(continuation))
+        want = LmHead(loaded.model).losses(hidden, torch.tensor(continuation))
         np.testing.assert_allclose(got, want.detach().numpy(), atol=1e-4)
 
 

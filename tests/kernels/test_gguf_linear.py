@@ -240,7 +240,7 @@ def test_a_run_is_resumed_with_the_weights_it_began_with(tmp_path, own_cache, st
     code, _, err = streamh2o(*run, "--resume")
     sentence = one_sentence(err)
     assert code == 2
-    assert sentence == "--weights was packed at the checkpoint and is not given now; resume with the same options."
+    assert sentence == "--weights was packed at the checkpoint and is plain now; resume with the same options."
     code, again, _ = streamh2o(*run, "--weights", "packed", "--resume", "--json", "-")
     assert (code, again) == (0, out)
 

@@ -18,7 +18,7 @@ from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
 from streamh2o.runs.options import RunOptions
 from streamh2o.stream.chunk_stream import ChunkStream
-from streamh2o.stream.lm_head import Head
+from streamh2o.stream.lm_head import LmHead
 from streamh2o.text import open_inputs
 from tests.call import one_sentence
 from tests.perplexity import RunFailed, run_perplexity
@@ -235,59 +235,40 @@ def test_no_memory_even_for_one_token_ends_with_what_was_finished(loaded, book):
     assert (caught.value.result["tokens"], caught.value.result["complete"]) == (160, False)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "streamh2o", "topk", "recompute", "full"])
-@pytest.mark.parametrize("kv_bits", [16, 4])
-def test_a_chunk_without_memory_is_read_in_halves_as_if_it_had_been_so_from_the_start(loaded, policy, kv_bits):
-    """The cache is put back: what follows is what it would be had the chunk never been tried."""
-    ids = torch.tensor([loaded.tokenizer(TEXT * 8, add_special_tokens=False).input_ids[:224]])
-    how = (loaded.model, make_policy(policy, cache=64))
-    with ChunkStream(*how, chunk=32, kv_bits=kv_bits) as stream:
-        sizes = [32] * 5 + ([16] * 4 if kv_bits == 16 else [8] * 8)
-        expected = torch.cat([stream.feed(part).losses for part in ids.split(sizes, dim=1)], dim=1)
-    hook = short_of_memory(loaded.model, 16 if kv_bits == 16 else 8)
-    if policy == "recompute":
-        hook.remove()
-        hook = short_of_memory(loaded.model, 64 + (16 if kv_bits == 16 else 8))
-    try:
-        with ChunkStream(*how, chunk=32, kv_bits=kv_bits) as stream:
-            given = torch.cat([stream.feed(part).losses for part in ids.split(32, dim=1)], dim=1)
-    finally:
-        hook.remove()
-    assert stream.halved == (2 if kv_bits == 16 else 6)
-    assert torch.allclose(given, expected, atol=1e-5)
-
-
-def test_no_memory_for_the_logits_scores_in_halves(loaded, book, monkeypatch):
-    whole = run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
-    losses = Head.losses
+def test_no_memory_for_the_losses_ends_with_what_was_finished(loaded, book, monkeypatch):
+    losses, calls = LmHead.losses, iter(range(3))
 
     def short(self, hidden, targets):
-        if len(targets) > 20:
-            raise MemoryError
+        if next(calls, None) is None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return losses(self, hidden, targets)
 
-    monkeypatch.setattr(Head, "losses", short)
-    result = run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
-    assert result["nll_sum"] == pytest.approx(whole["nll_sum"], rel=1e-6)
-    assert (result["halved"], whole["halved"]) == (-(-result["tokens"] // 32) - (result["tokens"] % 32 <= 20), 0)
+    monkeypatch.setattr(LmHead, "losses", short)
+    with pytest.raises(RunFailed, match="out of memory after 96 tokens; free some") as caught:
+        run_perplexity(loaded, open_inputs([book])[0], make_policy("h2o", cache=64), RunOptions(chunk=32))
+    assert (caught.value.result["tokens"], caught.value.result["scored"]) == (96, 95)
 
 
-def test_a_halved_chunk_is_said_in_log_result_and_on_stderr(streamh2o, model, book, tmp_path, monkeypatch):
-    read, passes = ChunkStream._read, iter(range(6))  # two of them try the model when it is loaded
-
-    def short(self, ids):
-        if next(passes, None) is None and ids.shape[1] > 16:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return read(self, ids)
-
-    monkeypatch.setattr(ChunkStream, "_read", short)
-    log = tmp_path / "a.jsonl"
-    code, out, err = streamh2o("ppl", book, "--model", model, *SMALL, "--log", log, "--json", "-")
-    assert code == 0
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line.get("halved", 0) for line in lines] == [0, 0, 0, 0, 1, 2, 3, 3]
-    assert json.loads(out)["halved"] == 3
-    assert "memory ran out 3 times, and those chunks were read in halves" in err
+def test_a_stream_that_lost_a_chunk_is_not_fed_on(loaded):
+    ids = torch.tensor([loaded.tokenizer(TEXT * 8, add_special_tokens=False).input_ids[:224]])
+    hook = short_of_memory(loaded.model, 0)
+    with ChunkStream(loaded.model, make_policy("h2o", cache=64), chunk=32) as stream:
+        try:
+            for part in ids[:, :160].split(32, dim=1):
+                stream.feed(part)
+            tensors, counts = stream.state()
+            saved = {name: tensor.clone() for name, tensor in tensors.items()}
+            with pytest.raises(RuntimeError, match="can't allocate memory"):
+                stream.feed(ids[:, 160:192])
+        finally:
+            hook.remove()
+        with pytest.raises(UserError, match="cut off"):
+            stream.feed(ids[:, 160:192])
+        stream.load_state(saved, counts)
+        found = stream.feed(ids[:, 160:192]).losses
+    with ChunkStream(loaded.model, make_policy("h2o", cache=64), chunk=32) as stream:
+        whole = [stream.feed(part).losses for part in ids[:, :192].split(32, dim=1)]
+    assert torch.equal(found, whole[-1])
 
 
 # Inputs that change under the reader
