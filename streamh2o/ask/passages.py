@@ -55,7 +55,7 @@ class Passages:
         """Sentences of `parts`, the likeliest to be what a question is about first.
 
         Where one of them covers MOST of the question's words, only the LITERAL best by rarity are tried; else all of
-        the first part, and as many of the others. The model must not be attached to a stream.
+        the first part, and as many of the others.
         """
         ids, stem, wording = self._retriever.ids[question], self._prompter.stem, self._retriever.wording
         found = {span: data for part in parts[:1] for span, data in self._spans(part)}

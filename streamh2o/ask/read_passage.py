@@ -80,7 +80,7 @@ def copies(prompter: Prompter, text: str) -> list[Copy]:
 class Reader:
     """Reads short texts with `loaded` and answers from them; what all prompts begin with is read once.
 
-    cache: the most tokens of a prompt. The model must not be attached to a stream, here and when texts are read.
+    cache: the most tokens of a prompt.
     """
 
     def __init__(self, loaded: Loaded, prompter: Prompter, cache: int) -> None:

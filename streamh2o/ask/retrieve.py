@@ -201,10 +201,7 @@ def _split(values: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
 
 @torch.inference_mode()
 def likelihoods(loaded: Loaded, pairs: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray]:
-    """The losses of each continuation after its context, each pair read alone: float32 [continuation], nats.
-
-    The model must not be attached to a stream.
-    """
+    """The losses of each continuation after its context, each pair read alone: float32 [continuation], nats."""
     head = LmHead(loaded.model, loaded.kernel)
     results: list[np.ndarray] = [np.empty(0, np.float32)] * len(pairs)
     order = sorted(range(len(pairs)), key=lambda n: sum(map(len, pairs[n])))

@@ -22,10 +22,7 @@ EVIDENCE = 3  # passages shown per question
 
 
 class SecondLook:
-    """Answers from the first `end` bytes of a text, read again where `retriever` points.
-
-    The model must not be attached to a stream.
-    """
+    """Answers from the first `end` bytes of a text, read again where `retriever` points."""
 
     def __init__(self, loaded: Loaded, retriever: Retriever, text: Rereadable, cache: int, end: int) -> None:
         self._loaded, self._retriever, self._text, self._cache = loaded, retriever, text, cache

@@ -29,11 +29,6 @@ def note_end(display: Display, source: Source, result: dict[str, Any]) -> None:
     name, size = source.name, result["input"]["bytes"]
     if source.size and size > source.size:
         display.note(f"{name}: grew from {source.size} bytes to {size} while it was read.")
-    if result.get("halved"):
-        display.note(
-            f"{name}: memory ran out {result['halved']} times, and those chunks were read in halves; evictions between "
-            "the halves can change the last digits."
-        )
     if result["complete"] and result["tokens"] == 0:
         display.note(f"{name}: is empty, so nothing was scored.")
     elif result["complete"] and result["scored"] == 0:

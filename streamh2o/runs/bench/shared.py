@@ -156,24 +156,27 @@ def serve(work: Work) -> None:
     """The process of a Worker: a number for every line on stdin, which says for how many seconds to work."""
     import torch
 
-    from streamh2o.kernels import compiled as kernel
     from streamh2o.machine import physical_cores
-    from streamh2o.models.device import choose_device
-    from streamh2o.models.load import load_model, tell
+    from streamh2o.models.load import load_model
     from streamh2o.runs.bench.stream_speed import WarmStream, random_ids
 
     torch.set_num_threads(work.threads or physical_cores())
-    kernel.choose(work.kernel, tell, choose_device(work.device))
     loaded = load_model(
-        work.model, work.dtype, work.device, work.trust_remote_code, selftest=False, weights=work.weights
+        work.model,
+        work.dtype,
+        work.device,
+        work.trust_remote_code,
+        selftest=False,
+        weights=work.weights,
+        kernel=work.kernel,
     )
     ids = random_ids(loaded.model, work.cache + 8 * work.chunk)
     with torch.inference_mode():
-        stream = WarmStream(loaded.model, ids, work.policy, work.cache, work.chunk)
+        stream = WarmStream(loaded.model, ids, work.policy, work.cache, work.chunk, kernel=loaded.kernel)
         if work.watch:
             Watch().start()
         about: dict[str, Any] = {"dtype": str(loaded.dtype).removeprefix("torch."), "device": str(loaded.device)}
-        about |= {"model": loaded.info(), "threads": torch.get_num_threads(), "kernel": kernel.chosen()}
+        about |= {"model": loaded.info(), "threads": torch.get_num_threads(), "kernel": loaded.kernel.name}
         print(json.dumps(about), flush=True)
         for line in sys.stdin:
             print(speed_of(stream.feed, work.chunk, float(line)), flush=True)
