@@ -48,9 +48,8 @@ def answer(
     cache: the most tokens that the model looks back at, at any time. chunk: tokens of one forward pass.
     max_tokens: read at most so many tokens. bos: `auto`, `yes` or `no`. newline: `keep` or `lf`. errors: `strict` or
     `replace` bytes that are not UTF-8. allow_special: names of special tokens in the text become these tokens.
-    dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel:
-    `auto`, `compiled` or `torch`. progress: show it on
-    stderr.
+    dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel: how attention is
+    computed, `auto`, `compiled` or `torch`. progress: show it on stderr.
 
     Returns `Answers`, one `Answer` a question. Offsets of evidence are bytes of the input, its end not included.
     Raises UsageError for options that do not fit, UserError for a text that cannot be read or is empty.

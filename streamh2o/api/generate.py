@@ -65,8 +65,8 @@ def generate(
     prompt.
     max_tokens: read at most so many tokens. bos: `auto`, `yes` or `no`. newline: `keep` or `lf`. errors: `strict` or
     `replace` bytes that are not UTF-8. allow_special: names of special tokens in the text become these tokens.
-    dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel:
-    `auto`, `compiled` or `torch`.
+    dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel: how attention is
+    computed, `auto`, `compiled` or `torch`.
 
     Returns a `Generation`: `text` (without the prompt), `prompt_tokens`, `new_tokens`, and the settings. Raises
     UsageError for options that do not fit, UserError for a text that cannot be read or is empty.

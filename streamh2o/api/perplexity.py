@@ -100,8 +100,8 @@ def perplexity(
     max_tokens: read at most so many tokens. bos: `auto`, `yes` or `no`. newline: `keep` or `lf`. errors: `strict` or
     `replace` bytes that are not UTF-8. allow_special: names of special tokens in the text become these tokens.
     log, nll_out: files to write, a JSON line per chunk, and all losses in nats as a NumPy array, float32 [scored].
-    dtype, device: for a model given by its name. threads: None leaves those of torch alone. progress: show it on
-    stderr.
+    dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel: how attention is
+    computed, `auto`, `compiled` or `torch`. progress: show it on stderr.
 
     Raises UsageError for options that do not fit, UserError for a text that cannot be read; PerplexityFailed, a
     UserError, where that shows after some chunks.
