@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from streamh2o.errors import UserError
 from streamh2o.policies import Policy, make_policy
 from streamh2o.policies.specs import policy_from_spec
+from streamh2o.runs.cell_key import cell_key
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions, open_stream
 from streamh2o.runs.outputs import make_folder, write_whole
@@ -22,10 +22,11 @@ from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.progress import Observer
 from streamh2o.terminal_safe import visible
 from streamh2o.text.replay import ReadText, Replay
-from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
+
+SCHEMA = 2  # of a cell's file; count it up when what a cell holds, or how it is computed, changes
 
 
 @dataclass(frozen=True)
@@ -74,23 +75,18 @@ def check_columns(loaded: Loaded, columns: Sequence[Column], options: RunOptions
 
 
 def key_of(loaded: Loaded, text: ReadText, column: Column, options: RunOptions) -> str:
-    """12 hexadecimal digits for all that a cell's losses depend on; a cell with this key need not run again."""
+    """For all that a cell's losses depend on; a cell with this key need not run again."""
     parts = {
-        "version": __version__,
         "input": text.sha256,
         "ids": text.ids_sha256,
-        "model": loaded.fingerprint,
         "policy": column.policy.name,
         "knobs": asdict(column.policy),
         "chunk": options.chunk,
         "per_head": options.per_head,
         "evict": options.evict,
-        **({} if options.kv_bits == 16 else {"kv_bits": options.kv_bits}),  # so that older cells keep their keys
-        **({} if loaded.weights == "plain" else {"weights": loaded.weights}),
-        "dtype": str(loaded.dtype),
-        "device": loaded.device.type,
+        "kv_bits": options.kv_bits,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+    return cell_key(SCHEMA, loaded, parts)
 
 
 class Cells:
