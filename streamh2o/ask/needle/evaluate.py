@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,15 +17,17 @@ from streamh2o.ask.needle.trials import Asked, Trial
 from streamh2o.ask.read_passage import LONGEST_ANSWER, words
 from streamh2o.errors import UsageError
 from streamh2o.models.prompts import Prompter
+from streamh2o.runs.cell_key import cell_key
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions
 from streamh2o.runs.outputs import write_whole
 from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.progress import Observer
-from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
+
+SCHEMA = 2  # of a cell's file; count it up when what a cell holds, or how it is computed, changes
 
 
 @dataclass(frozen=True)
@@ -124,16 +125,13 @@ def evaluate(
 
 def _key(loaded: Loaded, trial: Trial, method: Method, options: RunOptions) -> str:
     parts = {
-        "version": __version__,
         "trial": trial.key,
-        "model": loaded.fingerprint,
         "method": method.label,
         "knobs": asdict(method.policy) if method.policy else None,
         "cache": method.cache,
         "chunk": options.chunk,
-        "dtype": str(loaded.dtype),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return cell_key(SCHEMA, loaded, parts)
 
 
 def _load(path: Path) -> NeedleCell | None:
