@@ -1,4 +1,4 @@
-"""ALiBi: positions that say themselves in the logits, by a slope for each head, instead of by a rotation."""
+"""ALiBi: positions as a bias of the logits, with a slope for each head, instead of a rotation."""
 
 from __future__ import annotations
 

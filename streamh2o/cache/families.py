@@ -152,7 +152,7 @@ def kv_heads(config: Any) -> int:
 
 
 def trained_positions(config: Any) -> int:
-    """How many positions the model was trained on: the largest cache plus chunk it can be given, in tokens."""
+    """How many positions the model was trained on, in tokens. Cache and chunk together must fit into them."""
     text = config.get_text_config()
     names = "max_position_embeddings", "max_seq_len", "seq_length"
     trained = next((int(number) for name in names if (number := getattr(text, name, None))), _UNTOLD)

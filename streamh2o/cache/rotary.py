@@ -1,4 +1,4 @@
-"""In-cache positions and rotation: RoPE angles come from the model, positions from the cache, never the document."""
+"""Positions in the cache and rotation. RoPE angles come from the model, positions from the cache, not the document."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Style = Literal["half", "interleaved"]
 
 @dataclass(frozen=True)
 class Rotary:
-    """How each layer of a model rotates: `tables[layer]`, or None where the layer knows no positions (NoPE).
+    """How each layer of a model rotates: `tables[layer]`, or None if the layer has no positions (NoPE).
 
-    Slopes (ALiBi) count as a way to rotate. positions: how many in-cache positions there are, which is the length the
+    Slopes (ALiBi) count as a way to rotate. positions: the number of positions in the cache, which is the length the
     model was trained for.
     """
 
@@ -32,7 +32,7 @@ class Rotary:
 
     @property
     def extra(self) -> int:
-        """How many components a rotated key has more than a key."""
+        """By how many components a rotated key is longer than a key."""
         return max((table.extra for table in self.tables if table is not None), default=0)
 
     def table(self, layer: int, device: torch.device) -> Table | None:
@@ -61,7 +61,7 @@ class Rotary:
 
 @contextmanager
 def _first_angles(module: Any, kind: str | None) -> Iterator[None]:
-    """Undo, for the block, what a text longer than the first length did to the angles of dynamic NTK."""
+    """Give dynamic NTK its first angles inside the block, also after a text longer than the first length."""
     prefix = "" if kind is None else f"{kind}_"
     types: Any = getattr(module, "rope_type", None)
     if "dynamic" not in str(types if kind is None else types[kind]):
@@ -132,7 +132,7 @@ class RotaryTable:
         return table
 
     def _check_against(self, module: nn.Module, first: Tensor, second: Tensor) -> None:
-        """Compare with the helper of the model's own file, so that a family that pairs otherwise is refused."""
+        """Compare with the helper in the model's own file. A family that pairs components differently is refused."""
         helper: Any = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
         if helper is None:
             return

@@ -1,7 +1,7 @@
-"""Bytes to token ids: the first stretch of the data path, in the order in which a byte travels it.
+"""Bytes to token ids: the first part of the data path.
 
-`sources` opens what the user named, `decode` turns bytes into text that knows its byte offsets, `tokenize`
-turns text into ids window by window, and `reader` does all of it in a thread ahead of the model.
+A byte goes through four modules. `sources` opens what the user named. `utf8` turns bytes into text with byte offsets.
+`tokenize` turns text into ids, window by window. `reader` does all of it in a thread ahead of the model.
 """
 
 from streamh2o.text.reader import Block, TokenReader

@@ -1,4 +1,4 @@
-"""The ids of a text that comes piece by piece: those of the whole text, however it was cut."""
+"""Ids of a text that comes piece by piece. They are those of the whole text, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WINDOW = 2048  # characters tokenised at once; about twice as many are held back
 
 
 class _More(Exception):
-    """The text at hand has been used up, and goes on."""
+    """All text so far has been used, and more will come."""
 
 
 class TextPieces:
-    """Gives the ids that are certain, whatever follows, and holds the rest of the text back.
+    """Gives the ids that no later text can change, and keeps the rest of the text until more comes.
 
     tokenizer, allow_special: as of IncrementalTokenizer.
     """
@@ -34,11 +34,11 @@ class TextPieces:
 
     @property
     def held(self) -> str:
-        """The characters from which ids may still come, and some before them."""
+        """Text whose ids have not been given yet, and some characters before it."""
         return self._text
 
     def add(self, text: str) -> np.ndarray:
-        """The ids, int64 [n], that are certain now that `text` has come."""
+        """Add `text`. Returns the ids that are certain now, int64 [n]."""
         self._text += text
         if len(self._text) < self._wanted:
             return np.empty(0, np.int64)
@@ -47,7 +47,7 @@ class TextPieces:
         return found
 
     def end(self) -> np.ndarray:
-        """The ids that are left, int64 [n]; what comes after that is another text."""
+        """End the text. Returns the remaining ids, int64 [n]. What is added later is a new text."""
         found = self._ids(ends=True) if self._text else np.empty(0, np.int64)
         self._start()
         return found
@@ -72,11 +72,11 @@ class TextPieces:
         return np.concatenate(found)
 
     def state(self) -> dict[str, Any]:
-        """What `load` takes to go on from here: strings and numbers."""
+        """Strings and numbers from which `load` goes on."""
         place = list(self._place) if self._place else None
         return {"text": self._text, "place": place, "given": self._given, "wanted": self._wanted}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from a `state`."""
         self._text, self._given, self._wanted = state["text"], state["given"], state["wanted"]
         self._place = Place(*state["place"]) if state["place"] else None

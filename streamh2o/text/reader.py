@@ -1,4 +1,4 @@
-"""Token ids of one input, read ahead of the model in a thread, and the state to go on from later."""
+"""Token ids of one input, read in a thread ahead of the model, with a state to resume from."""
 
 import hashlib
 import queue
@@ -30,14 +30,14 @@ class _Part(NamedTuple):
 
 
 class TokenReader:
-    """The ids of `source`, those of tokenising all of it at once, in blocks, with flat memory.
+    """Ids of `source` in blocks, in bounded memory. They are those of tokenising the whole text at once.
 
     tokenizer: a fast `transformers` tokenizer, or a `tokenizers.Tokenizer` (which knows no BOS).
     errors, newline: see `Utf8Decoder`. allow_special, `exact`: see `IncrementalTokenizer`.
     bos: "auto" puts a BOS first if the tokenizer itself would, "yes", "no"; an empty input gets none.
-    max_tokens: hand out no more tokens than this, not counting a BOS, and read little further than they reach.
-    read_ahead: read in a thread of its own.
-    state: of an earlier reader of the same input (see `state`), to go on from where that one was.
+    max_tokens: the most tokens to give, without the BOS. Reading stops soon after them.
+    read_ahead: read in a separate thread.
+    state: the `state` of an earlier reader of the same input. Reading goes on from there.
 
     What was handed out so far, all int: `tokens` (without BOS), `bytes_read` and `words_read` (bytes and words of
     the text that these tokens cover; the whole input once `complete`), and `sha256` of these bytes. An input that
@@ -101,7 +101,7 @@ class TokenReader:
 
     @property
     def exact(self) -> bool:
-        """Whether the ids are promised to be those of tokenising the whole text at once (so far, if it turns False)."""
+        """Whether the ids are surely those of the whole text tokenised at once. It can turn False while reading."""
         return self._tokenizer.exact
 
     @property
@@ -111,18 +111,18 @@ class TokenReader:
 
     @property
     def split_words(self) -> int:
-        """How many parts white space splits the text into, with an empty one before or after it (`re.split`)."""
+        """How many parts `re.split` on white space gives, an empty one at either end included."""
         before = self._head.decode("utf-8-sig", "ignore")[:1].isspace()
         after = self._tail.decode("utf-8", "ignore")[-1:].isspace()
         return (self.words_read + before + after) if self.words_read else 1 + before
 
     def close(self) -> None:
-        """Stops reading. Never waits for a pipe: a thread that is blocked on one ends with the process."""
+        """Stop reading. Does not wait for a pipe: a thread that is blocked on one ends with the process."""
         self._stop.set()
         self._parts.close()
 
     def blocks(self, size: int) -> Iterator[Block]:
-        """Blocks of `size` tokens, the last one shorter if need be; a BOS counts here."""
+        """Blocks of `size` tokens. The last one may be shorter. A BOS counts as a token here."""
         while (block := self.read(size)) is not None:
             yield block
 
@@ -161,11 +161,11 @@ class TokenReader:
         return Block(np.concatenate(ids), np.concatenate(starts)) if ids else None
 
     def state(self) -> dict[str, Any]:
-        """JSON-able: what has been handed out, whatever was read ahead, and where to tokenise on."""
+        """What was given so far, and where tokenising goes on, as values of JSON. Without what was only read ahead."""
         return dict(self._state)
 
     def _advance(self) -> bool:
-        """Makes sure that the current part has a token to hand out; False at the end."""
+        """Go to the next part with a token to give. False at the end."""
         if self._max_tokens is not None and self.tokens >= self._max_tokens:
             if self._start and self._part is None:  # whether the input is the same shows when it is read again
                 next(self._parts, None)
@@ -228,7 +228,7 @@ class TokenReader:
             raise self._undecodable
 
     def _chunks(self, handle: BinaryIO, raw: bytearray) -> Iterator[tuple[str, np.ndarray, int]]:
-        """Text from the starting place on; puts every byte after those handed out before into `raw`."""
+        """Text from the starting place on. Every byte that was not given before goes into `raw`."""
         decoder, known = self._decoder, self.bytes_read
         begin, position = decoder.offset, 0
         while data := read_block(self.source, handle, READ_BYTES):
@@ -303,7 +303,7 @@ class TokenReader:
 
 
 def bos_id(tokenizer: Any, bos: str) -> int | None:
-    """The id to put first, if any; "auto" asks the tokenizer what it does itself."""
+    """The id to put first, or None. "auto" does what the tokenizer does by itself."""
     if bos not in ("auto", "yes", "no"):
         raise UsageError(f"--bos {bos}: must be auto, yes or no")
     index = getattr(tokenizer, "bos_token_id", None)

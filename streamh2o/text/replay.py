@@ -1,4 +1,4 @@
-"""One input, tokenised once and handed to any number of runs."""
+"""One input, tokenised once for any number of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamh2o.text.sources import Source
 
 
 class _Read(NamedTuple):
-    """What a TokenReader said after a block."""
+    """The counts of a TokenReader after a block."""
 
     block: Block
     tokens: int
@@ -25,7 +25,7 @@ class _Read(NamedTuple):
 
 @dataclass(eq=False)
 class ReadText:
-    """All of what `reader` gives, in blocks of `size` tokens, kept in memory: 16 bytes a token.
+    """Everything that `reader` gives, in blocks of `size` tokens. Kept in memory, 16 bytes a token.
 
     sha256: of the bytes read; ids_sha256: of the token ids, so of everything that options of the reader change.
     """
@@ -54,12 +54,12 @@ class ReadText:
 
     @property
     def length(self) -> int:
-        """Tokens with a BOS, if there is one: what a model has to hold to see all of it."""
+        """Number of tokens, the BOS included: what a model has to hold to see all of it."""
         return self.tokens + self.bos_added
 
 
 class Replay:
-    """Stands in for the TokenReader that `text` was read from; gives the same blocks and the same counts."""
+    """Takes the place of the TokenReader that `text` was read from: the same blocks, the same counts."""
 
     def __init__(self, text: ReadText) -> None:
         self._text = text

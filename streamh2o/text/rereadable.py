@@ -1,4 +1,4 @@
-"""The text once more: bytes of an input that was read before, from its file, or from a copy made as it passed."""
+"""Bytes of an input that was read before: from its file, or from a copy made while it was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sentences begin and end, in bytes, so that a passage is cut neither inside a sentence nor a character."""
+"""Where sentences begin and end, in bytes. So a passage is not cut inside a sentence or a character."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _pieces(data: bytes, start: int, end: int) -> list[tuple[int, int]]:
 
 
 def _are_records(data: bytes) -> bool:
-    """Whether each line stands for itself (a list, a log, a table), not for as much of a sentence as fits a page.
+    """Whether each line is a record (a list, a log, a table), and not a part of a sentence in running text.
 
     A line of prose is broken where the next word would not have fitted, or, in verse, is short.
     """
@@ -104,5 +104,5 @@ def whole_characters(data: bytes) -> tuple[int, int]:
 
 
 def squeezed(data: bytes) -> str:
-    """As text on one line, for a prompt: a printed page's line breaks are none of the sentence's."""
+    """`data` as text on one line, for a prompt. The line breaks of a printed page do not belong to the sentence."""
     return _SPACE.sub(b" ", data).strip().decode("utf-8", "replace")

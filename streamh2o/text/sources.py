@@ -1,4 +1,4 @@
-"""What the user named as input (files, globs, stdin, compressed files, datasets) as binary streams."""
+"""Inputs that the user names (files, globs, stdin, compressed files, datasets) as binary streams."""
 
 import glob
 import gzip
@@ -152,7 +152,7 @@ def _dataset_parts(name: str) -> tuple[str, str | None, str, str | None]:
 
 
 class ByteStream(io.RawIOBase):
-    """An iterator of bytes as a binary stream; nothing is held but the piece at hand."""
+    """An iterator of bytes as a binary stream. It holds one piece at a time."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

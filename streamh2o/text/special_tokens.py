@@ -1,4 +1,4 @@
-"""Special tokens' strings in a text as plain text: a book that says `<|im_end|>` must not end anything."""
+"""Strings of special tokens in a text as plain text: `<|im_end|>` in a book must not end anything."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Text to token ids, window by window, with the ids of tokenising the whole text at once.
+"""Text to token ids, window by window. The ids are those of tokenising the whole text at once.
 
 Windows overlap, and two neighbours are spliced where they agree. That this gives the whole text's ids rests on:
 
@@ -42,7 +42,7 @@ _JOINING = {"Mn", "Mc", "Me", "Cf", "Cn"}
 
 
 class Place(NamedTuple):
-    """Where tokenising can start again: what a resumed run needs to get the same windows and ids."""
+    """Where tokenising can start again, so that a resumed run gets the same windows and ids."""
 
     byte: int  # where the window begins in the input
     after_space: bool  # whether the character before it is white space, or there is none
@@ -177,7 +177,7 @@ class IncrementalTokenizer:
         return None
 
     def _force(self, buffer: "_Buffer", window: _Window, at: int) -> tuple[int, int, _Window]:
-        """The least bad cut where none is known to be good: at the last border of tokens."""
+        """Where to cut if no cut is surely right: at the last border of tokens."""
         self.exact = False
         borders = window.starts[window.borders(between_words=False)]
         borders = borders[(borders > at) & (borders <= len(window.text) - self._margin)]
@@ -287,7 +287,7 @@ class _Buffer:
         self.offsets = np.empty(0, np.int64)
 
     def reaches(self, length: int) -> bool:
-        """Reads on until there are `length` characters; False if the input has fewer."""
+        """Read on until there are `length` characters. False if the input has fewer."""
         missing = length - len(self.text)
         texts, offsets = [self.text], [self.offsets]
         while missing > 0:

@@ -1,4 +1,4 @@
-"""What kind of tokenizer this is: where its text may be cut, and whether cutting it is known to be harmless."""
+"""What kind of tokenizer this is: where its text may be cut, and whether a cut is surely harmless."""
 
 import json
 from dataclasses import dataclass

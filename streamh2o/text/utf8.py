@@ -27,7 +27,7 @@ class Utf8Decoder:
     errors: "strict" raises UserError at the first byte that is not UTF-8, after the text before it was given out;
     "replace" puts U+FFFD, as `bytes.decode(errors="replace")` does.
     newline: "keep", or "lf" to turn CR LF into LF (its offset is that of the CR; a lone CR stays).
-    start: offset in the input of the first byte fed; a byte order mark is dropped only at 0.
+    start: offset of the first byte in the input. A byte order mark is dropped only at 0.
     """
 
     def __init__(self, name: str, errors: str = "strict", newline: str = "keep", start: int = 0) -> None:
