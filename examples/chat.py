@@ -10,7 +10,7 @@ model, tokenizer = loaded.model, loaded.tokenizer
 show = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 messages = [{"role": "system", "content": "You are a patient teacher."}]
 ids, seen = torch.empty(1, 0, dtype=torch.long), ""  # all of the chat so far, as ids and as text
-with StreamCache.for_model(model, cache=1024) as cache:
+with StreamCache.for_model(loaded, cache=1024) as cache:
     while said := input("> "):
         messages.append({"role": "user", "content": said})
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

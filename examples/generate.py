@@ -6,7 +6,7 @@ from streamh2o import StreamCache, load_model
 
 loaded = load_model("smollm2-135m")
 prompt = loaded.tokenizer("It was a dark and stormy night, and", return_tensors="pt")
-with StreamCache.for_model(loaded.model, cache=1024) as cache:
+with StreamCache.for_model(loaded, cache=1024) as cache:
     loaded.model.generate(
         **prompt,
         cache=cache,  # past_key_values before transformers 5.23
