@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 import pytest
@@ -52,3 +53,19 @@ def test_every_test_that_the_promises_name_exists():
 
 def test_readme_is_read_in_one_sitting():
     assert len((ROOT / "README.md").read_text("utf-8").split()) <= 1000
+
+
+def test_arguments_in_a_docstring_become_a_list_and_prose_stays():
+    arguments = import_module_from(ROOT / "docs" / "reference" / "arguments.py")
+    names = {"policy", "cache", "chunk"}
+    text = "policy, cache: what is\nkept: see `x`. chunk: tokens of a pass. Raises UserError: why."
+    listed = "- `policy`, `cache`: what is kept: see `x`.\n- `chunk`: tokens of a pass.\n\nRaises UserError: why."
+    assert arguments._laid_out(text, names) == listed
+    assert arguments._laid_out("Reads on: policy and all.", names) == "Reads on: policy and all."
+
+
+def import_module_from(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
