@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamh2o.cache.decoding_cache import DecodingCache
-from streamh2o.cache.families import learned_positions, positions_for, require_supported
+from streamh2o.cache.families import positions_for
 from streamh2o.cache.rotary import Rotary
 from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel, select
@@ -21,6 +21,7 @@ from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer
 from streamh2o.stream.lending import CallCache, Forward, Lending, lending_of
 from streamh2o.stream.model_pass import Pass
 from streamh2o.stream.prompt_pieces import PieceStates, PromptPiece, cut_input, first_columns
+from streamh2o.stream.stream_cache_checks import refuse_call, require_decoding
 from streamh2o.stream.stream_cache_file import read_cache, write_cache
 
 _OURS = ("attention_mask", "position_ids", "cache_position")  # arguments that the cache sees to
@@ -88,7 +89,7 @@ class StreamCache(CallCache):
         if "kv_bits" in knobs:
             raise UsageError("A StreamCache keeps keys and values as the model has them; kv_bits is for a Stream.")
         model, _ = model_and_tokenizer(model)
-        _require_supported(model)
+        require_decoding(model)
         made = policy
         if isinstance(made, str):
             made = make_policy(made, cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
@@ -161,7 +162,7 @@ class StreamCache(CallCache):
         if not self._whole:
             raise UserError("The last call with this StreamCache was cut off in a prompt; reset() it, or make another.")
         argument = "inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"
-        _refuse(decoder, argument, kwargs)
+        refuse_call(decoder, argument, kwargs)
         inputs: Tensor = kwargs[argument]
         pieces = self._pieces(inputs, kwargs.get("attention_mask"))
         if len(pieces) > 1 and kwargs.get("output_hidden_states"):
@@ -292,14 +293,21 @@ class StreamCache(CallCache):
             policy = make_policy(settings["policy"], **settings["knobs"])
         how: dict[str, Any] = {"chunk": settings["chunk"], "evict_every": settings["evict_every"]}
         cache = cls.for_model(model, policy=policy, kernel=kernel, engine=engine, **how)
+        try:
+            cache._fill(tensors, settings)
+        except (LookupError, TypeError, ValueError):
+            raise UserError(f"{path} is damaged, and can't be read.") from None
+        return cache
+
+    def _fill(self, tensors: dict[str, Tensor], settings: dict[str, Any]) -> None:
         for number, counts in enumerate(settings["groups"]):
             head = f"group{number}."
-            parts = {name.removeprefix(head): part for name, part in tensors.items() if name.startswith(head)}
-            group = cache.new_group()
-            group.load(parts, counts)
-            cache.groups.append(group)
-        cache.tokens = settings["tokens"]
-        return cache
+            group = self.new_group()
+            group.load(
+                {name.removeprefix(head): each for name, each in tensors.items() if name.startswith(head)}, counts
+            )
+            self.groups.append(group)
+        self.tokens = settings["tokens"]
 
     def reset(self) -> None:
         """Forget the text, for another one."""
@@ -330,40 +338,6 @@ class StreamCache(CallCache):
         )
 
     activate_past_recording = crop
-
-
-def _require_supported(model: PreTrainedModel) -> None:
-    config, decoder = model.config, model.get_decoder()
-    require_supported(config, getattr(config, "name_or_path", "") or type(model).__name__)
-    if learned_positions(config):
-        raise UserError(
-            f"A '{config.model_type}' model has learned its positions, which can't be given anew when slots move; "
-            "a StreamCache needs a model with rotary positions."
-        )
-    if decoder is not model.base_model:
-        raise UserError(
-            f"A {type(model).__name__} has its text model inside one for images, where padding can't be seen; load "
-            "its text side alone (AutoModelForCausalLM with the text configuration) for a StreamCache."
-        )
-    if any(getattr(each, "_compiled_call_impl", None) is not None for each in (model, decoder)):
-        raise UsageError("The model is compiled, and a StreamCache can't be; use the model as it was before.")
-
-
-def _refuse(decoder: nn.Module, argument: str, kwargs: dict[str, Any]) -> None:
-    """Raise UsageError for what a StreamCache can't do."""
-    if kwargs.get(argument) is None:
-        raise UsageError("The model was called without input_ids.")
-    if kwargs.get("use_cache") is False:
-        raise UsageError(
-            "use_cache=False, which some models have in their configuration, and a StreamCache contradict each other; "
-            "say use_cache=True."
-        )
-    if kwargs.get("output_attentions"):
-        raise UsageError("A StreamCache gives no attention weights; leave output_attentions out.")
-    if torch.compiler.is_compiling():
-        raise UsageError("A StreamCache can't be compiled; use the model as it was before torch.compile.")
-    if torch.is_grad_enabled() and next(decoder.parameters()).requires_grad:
-        raise UsageError("A StreamCache is for inference; call the model inside torch.no_grad().")
 
 
 def _with_cache(output: Any, running: Pass, cache: StreamCache) -> Any:
