@@ -9,7 +9,9 @@ from streamh2o.versions import __version__
 
 if TYPE_CHECKING:
     from streamh2o.api.answer import answer
+    from streamh2o.api.compare import compare
     from streamh2o.api.generate import generate
+    from streamh2o.api.inspect import inspect
     from streamh2o.api.perplexity import perplexity
     from streamh2o.models.load import load_model
     from streamh2o.policies import POLICIES, Policy, make_policy
@@ -25,7 +27,9 @@ __all__ = [
     "UserError",
     "__version__",
     "answer",
+    "compare",
     "generate",
+    "inspect",
     "load_model",
     "make_policy",
     "perplexity",
@@ -37,7 +41,9 @@ _FROM = {
     "Stream": "stream.stream",
     "StreamCache": "stream.stream_cache",
     "answer": "api.answer",
+    "compare": "api.compare",
     "generate": "api.generate",
+    "inspect": "api.inspect",
     "load_model": "models.load",
     "make_policy": "policies",
     "perplexity": "api.perplexity",

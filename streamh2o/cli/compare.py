@@ -13,12 +13,11 @@ from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.model_and_checkpoint import ModelOptions
 from streamh2o.cli.option_groups import expand_groups
 from streamh2o.cli.values import listed, numbers
-from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
+from streamh2o.errors import DONE, INTERRUPTED, UsageError
 from streamh2o.extras import installed, notes_on_missing
 
 if TYPE_CHECKING:
-    from streamh2o.runs.compare import Cell
-    from streamh2o.text.replay import ReadText
+    from streamh2o.runs.compare import Cell, Compared
 
 app = make_app()
 
@@ -110,65 +109,41 @@ def compare(
     columns = make_columns([spec for spec in specs if spec != "full"], numbers(cache, "--cache"), sinks)
 
     from streamh2o.report.live import make_display
-    from streamh2o.runs.compare import check_columns, plan
-    from streamh2o.runs.compare import compare as run_cells
+    from streamh2o.runs.compare import compare_inputs
     from streamh2o.runs.interrupt import Interrupt
-    from streamh2o.runs.options import RunOptions, open_reader
-    from streamh2o.text.replay import ReadText
+    from streamh2o.runs.options import RunOptions
 
     options = RunOptions(chunk, per_head=per_head, evict=evict, kv_bits=kv_bits, **asdict(reading))
     loaded = machine.load()
-    check_columns(loaded, columns, options)
-    against_full = against_full or "full" in specs
     with make_display(quiet) as display, Interrupt() as interrupt:
         for note in notes_on_missing({"matplotlib": "running.png and budget.png", "pyarrow": "compare.parquet"}):
             display.note(note)
-        with interrupt.waiting():
-            texts = []
-            for source in sources:
-                with open_reader(source, loaded.tokenizer, options) as reader:
-                    texts.append(ReadText.of(reader, chunk))
-        for text in texts:
-            if against_full and text.length > loaded.trained_positions:
-                display.note(_too_long(text, loaded.trained_positions))
-            if text.tokens <= first:
-                raise UsageError(f"--from {first}: {text.source.name} gives {text.tokens} tokens only; lower it.")
-        wanted = plan(loaded, texts, columns, against_full)
-        finished: list[Cell] = []
-        failure: UserError | None = None
-        try:
-            for cell in run_cells(
-                loaded, wanted, out, options, interrupt=interrupt, observer=display, begin=display.begin
-            ):
-                finished.append(cell)
-                if interrupt.requested:
-                    break
-        except UserError as error:
-            failure = error
-    complete = len(finished) == len(wanted)
-    if finished:
-        _report(finished, complete, out, json, first, failure)
-    elif failure is not None:
-        raise failure
-    raise typer.Exit(DONE if complete else INTERRUPTED)
+        compared = compare_inputs(
+            loaded,
+            sources,
+            columns,
+            options,
+            against_full=against_full or "full" in specs,
+            first=first,
+            out=out,
+            display=display,
+            interrupt=interrupt,
+        )
+    if compared.cells:
+        _report(compared, out, json, first)
+    elif compared.failure is not None:
+        raise compared.failure
+    raise typer.Exit(DONE if compared.complete else INTERRUPTED)
 
 
-def _too_long(text: ReadText, trained: int) -> str:
-    return (
-        f"{text.source.name}: its {text.length:,} tokens are more than the {trained:,} the model was trained on, so "
-        "there is no full-context loss; lower --max-tokens for one."
-    )
-
-
-def _report(
-    cells: list[Cell], complete: bool, out: Path, json: Path | None, first: int, failure: UserError | None
-) -> None:
+def _report(compared: Compared, out: Path, json: Path | None, first: int) -> None:
     """Files to `out`, tables to stdout."""
     from streamh2o.cli.results import give_results
     from streamh2o.report.comparison import document, write_json, write_parquet
     from streamh2o.report.comparison_plots import plot_budget, plot_running
     from streamh2o.runs.outputs import json_lines
 
+    cells, complete = compared.cells, compared.complete
     files = [partial(write_json, cells, complete, out / "compare.json", first)]
     if installed("pyarrow"):
         files.append(partial(write_parquet, cells, out / "compare.parquet", first))
@@ -178,7 +153,7 @@ def _report(
             partial(plot_budget, cells, out / "budget.png", first),
         ]
     give_results(
-        json, json_lines([document(cells, complete, first)]), partial(_show, cells, out, first), files, failure
+        json, json_lines([document(cells, complete, first)]), partial(_show, cells, out, first), files, compared.failure
     )
 
 

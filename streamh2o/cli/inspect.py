@@ -14,7 +14,7 @@ from streamh2o.cli.option_groups import Without, expand_groups
 from streamh2o.errors import DONE, INTERRUPTED, UsageError
 
 if TYPE_CHECKING:
-    from streamh2o.runs.inspect.inspection import Inspection
+    from streamh2o.runs.inspect.cache_contents import CacheContents
 
 app = make_app()
 
@@ -89,7 +89,7 @@ def inspect(
     check_outputs({"--out": out, "--json": json}, [source.name, machine.model])
 
     from streamh2o.report.live import make_display
-    from streamh2o.runs.inspect.inspection import inspect_source
+    from streamh2o.runs.inspect.cache_contents import inspect_source
     from streamh2o.runs.interrupt import Interrupt
     from streamh2o.runs.options import RunOptions
 
@@ -112,7 +112,7 @@ def _page_name(source: str) -> str:
     return "".join("-" if letter in ':\\?*"<>|' else letter for letter in stem) + ".inspect.html"
 
 
-def _report(inspection: Inspection, out: Path, json: Path | None) -> None:
+def _report(inspection: CacheContents, out: Path, json: Path | None) -> None:
     from streamh2o.cli.results import give_results
     from streamh2o.report.inspect_page import page
     from streamh2o.report.inspect_summary import render_inspection
@@ -122,5 +122,5 @@ def _report(inspection: Inspection, out: Path, json: Path | None) -> None:
     def write_page() -> None:
         write_whole(out, page(inspection).encode())
 
-    lines = json_lines([inspection.document()])
+    lines = json_lines([inspection.to_dict()])
     give_results(json, lines, lambda: show(render_inspection(inspection, str(out))), [write_page], inspection.failure)

@@ -13,13 +13,13 @@ import numpy as np
 
 from streamh2o.report import inspect_figures as figures
 from streamh2o.report.inspect_text import context_line, token_line
+from streamh2o.runs.inspect.cache_contents import CacheContents, InContext
 from streamh2o.runs.inspect.excerpts import Excerpt, Unit
-from streamh2o.runs.inspect.inspection import InContext, Inspection
 from streamh2o.terminal import count, decimal
 from streamh2o.terminal_safe import visible
 
 
-def page(inspection: Inspection) -> str:
+def page(inspection: CacheContents) -> str:
     """The whole page. Its size is bounded by the cache and by the caps of `inspection`, not by the text."""
     name = shown(inspection.name)
     style = files("streamh2o.report").joinpath("inspect_page.css").read_text("utf-8")
@@ -61,7 +61,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(parts)
 
 
-def _state(inspection: Inspection) -> str:
+def _state(inspection: CacheContents) -> str:
     if inspection.failure is not None:
         return f'<p class="warn">Ended early: {shown(str(inspection.failure))}</p>'
     if not inspection.result["complete"]:
@@ -69,7 +69,7 @@ def _state(inspection: Inspection) -> str:
     return ""
 
 
-def _tiles(inspection: Inspection) -> str:
+def _tiles(inspection: CacheContents) -> str:
     kept, held, result = inspection.kept, inspection.held, inspection.result
     tiles = [
         (decimal(result["ppl"]), "perplexity", f"{count(result['scored'])} tokens scored"),
@@ -89,7 +89,7 @@ def _tiles(inspection: Inspection) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def _settings(inspection: Inspection) -> str:
+def _settings(inspection: CacheContents) -> str:
     kept, result = inspection.kept, inspection.result
     bounds = f"{count(kept.sinks)} sinks + {count(kept.hitters)} hitters + {count(kept.recent)} recent"
     facts = [
@@ -107,7 +107,7 @@ def _settings(inspection: Inspection) -> str:
     return f"<dl>{''.join(f'<div><dt>{name}</dt><dd>{value}</dd></div>' for name, value in facts)}</dl>"
 
 
-def _pictures(inspection: Inspection) -> Iterator[str]:
+def _pictures(inspection: CacheContents) -> Iterator[str]:
     kept = inspection.kept
     yield "<h2>Hitters</h2>"
     if kept.hitters == 0:
@@ -121,7 +121,7 @@ def _pictures(inspection: Inspection) -> Iterator[str]:
     yield figures.survival(kept)
 
 
-def _table(inspection: Inspection) -> Iterator[str]:
+def _table(inspection: CacheContents) -> Iterator[str]:
     if not inspection.most_held:
         return
     heads = "".join(f"<th>{name}</th>" for name in ("token", "age", "held by", "layers", "mean rank", "in the text"))
@@ -136,7 +136,7 @@ def _table(inspection: Inspection) -> Iterator[str]:
     yield "</tbody></table></div>"
 
 
-def _row(inspection: Inspection, each: InContext) -> str:
+def _row(inspection: CacheContents, each: InContext) -> str:
     kept, held = inspection.kept, inspection.held
     token, pairs = int(held.token[each.row]), int(held.pairs[each.row])
     share = pairs / kept.pairs
@@ -155,7 +155,7 @@ def _row(inspection: Inspection, each: InContext) -> str:
     )
 
 
-def _text(inspection: Inspection) -> Iterator[str]:
+def _text(inspection: CacheContents) -> Iterator[str]:
     kept, excerpts = inspection.kept, inspection.excerpts
     yield "<h2>In the text</h2>"
     legend = "".join(f'<mark class="k{n}" title="{_share_of(n)}">&nbsp;</mark>' for n in range(1, figures.LEVELS + 1))
@@ -186,7 +186,7 @@ def _share_of(number: int) -> str:
     return f"{figures.percent(low)} to {figures.percent(high)} of the heads"
 
 
-def _fold(inspection: Inspection, first: int, stop: int) -> str:
+def _fold(inspection: CacheContents, first: int, stop: int) -> str:
     """A line for tokens that are not shown."""
     kept, held = inspection.kept, inspection.held
     number = f"{count(stop - first)} token{'s' if stop - first > 1 else ''}"
@@ -207,7 +207,7 @@ class _Kind(NamedTuple):
     title: str = ""
 
 
-def _pieces(inspection: Inspection, part: Excerpt) -> Iterator[str]:
+def _pieces(inspection: CacheContents, part: Excerpt) -> Iterator[str]:
     """Units in order; neighbours that are drawn alike are one piece."""
     for kind, group in groupby(part.units, lambda unit: _kind(inspection, unit)):
         units = list(group)
@@ -220,7 +220,7 @@ def _pieces(inspection: Inspection, part: Excerpt) -> Iterator[str]:
         yield f'<mark class="{kind.css}"{title}>{text}</mark>' if kind.css else text
 
 
-def _kind(inspection: Inspection, unit: Unit) -> _Kind:
+def _kind(inspection: CacheContents, unit: Unit) -> _Kind:
     kept, held = inspection.kept, inspection.held
     if unit.first < kept.sinks:
         return _Kind("sink")
@@ -234,7 +234,7 @@ def _kind(inspection: Inspection, unit: Unit) -> _Kind:
     return _Kind(f"k{figures.level(math.sqrt(share))}", "; ".join(_hover(inspection, int(row)) for row in rows))
 
 
-def _hover(inspection: Inspection, row: int) -> str:
+def _hover(inspection: CacheContents, row: int) -> str:
     """A hitter's figures for its hover title."""
     kept, held = inspection.kept, inspection.held
     token = int(held.token[row])

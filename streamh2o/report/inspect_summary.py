@@ -8,7 +8,7 @@ import numpy as np
 
 from streamh2o.report.inspect_figures import percent
 from streamh2o.report.inspect_text import context_line, token_line
-from streamh2o.runs.inspect.inspection import InContext, Inspection
+from streamh2o.runs.inspect.cache_contents import CacheContents, InContext
 from streamh2o.terminal import count, decimal, make_facts, make_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MOST = 10
 _ROOM = 30  # characters of context on either side
 
 
-def _facts(inspection: Inspection) -> list[tuple[str, str]]:
+def _facts(inspection: CacheContents) -> list[tuple[str, str]]:
     """Names and values."""
     kept, held, result = inspection.kept, inspection.held, inspection.result
     parts = f"{count(kept.sinks)} sinks + {count(kept.hitters)} hitters + {count(kept.recent)} recent"
@@ -46,7 +46,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
     return rows
 
 
-def render_inspection(inspection: Inspection, page: str | None) -> RenderableType:
+def render_inspection(inspection: CacheContents, page: str | None) -> RenderableType:
     """Facts, and the tokens that most heads hold, each between brackets in its context. page: the page's file."""
     from rich.console import Group
     from rich.text import Text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -11,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamh2o.errors import UserError
+from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import Policy, make_policy
 from streamh2o.policies.specs import policy_from_spec
 from streamh2o.runs.cell_key import cell_key
 from streamh2o.runs.interrupt import Interrupt
-from streamh2o.runs.options import RunOptions, open_stream
+from streamh2o.runs.options import RunOptions, open_reader, open_stream
 from streamh2o.runs.outputs import make_folder, write_whole
 from streamh2o.runs.perplexity_run import PerplexityRun
-from streamh2o.runs.progress import Observer
+from streamh2o.runs.progress import Display
 from streamh2o.terminal_safe import visible
 from streamh2o.text.replay import ReadText, Replay
+from streamh2o.text.sources import Source
 
 if TYPE_CHECKING:
     from streamh2o.models.loaded import Loaded
@@ -137,33 +139,87 @@ def plan(loaded: Loaded, texts: Sequence[ReadText], columns: Sequence[Column], a
     return wanted
 
 
-def compare(
+@dataclass(frozen=True)
+class Compared:
+    """cells: those that are finished, of `wanted` many. failure: what ended the rest, if it failed."""
+
+    cells: list[Cell]
+    wanted: int
+    failure: UserError | None = None
+
+    @property
+    def complete(self) -> bool:
+        return len(self.cells) == self.wanted
+
+
+def compare_inputs(
     loaded: Loaded,
-    wanted: Plan,
-    out: Path,
+    sources: Sequence[Source],
+    columns: Sequence[Column],
     options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     *,
+    against_full: bool = False,
+    first: int = 0,
+    out: Path | None = None,
+    display: Display = Display(),  # noqa: B008 (holds nothing)
     interrupt: Interrupt | None = None,
-    observer: Observer | None = None,
-    begin: Callable[[str, int, int], None] | None = None,
+) -> Compared:
+    """Every one of `sources` under every one of `columns`, until the end, a failure, or `interrupt`.
+
+    against_full, out: see `plan` and `run_cells`. first: the token from which losses will be counted. Raises UsageError
+    where columns or `first` do not fit model and texts, UserError where a text cannot be read.
+    """
+    check_columns(loaded, columns, options)
+    with interrupt.waiting() if interrupt else nullcontext():
+        texts = []
+        for source in sources:
+            with open_reader(source, loaded.tokenizer, options) as reader:
+                texts.append(ReadText.of(reader, options.chunk))
+    for text in texts:
+        if against_full and text.length > loaded.trained_positions:
+            display.note(
+                f"{text.source.name}: its {text.length:,} tokens are more than the {loaded.trained_positions:,} the "
+                "model was trained on, so there is no full-context loss; lower --max-tokens for one."
+            )
+        if text.tokens <= first:
+            raise UsageError(f"--from {first}: {text.source.name} gives {text.tokens} tokens only; lower it.")
+    wanted = plan(loaded, texts, columns, against_full)
+    cells: list[Cell] = []
+    try:
+        for cell in run_cells(loaded, wanted, out, options, display=display, interrupt=interrupt):
+            cells.append(cell)
+            if interrupt and interrupt.requested:
+                break
+    except UserError as error:
+        return Compared(cells, len(wanted), error)
+    return Compared(cells, len(wanted))
+
+
+def run_cells(
+    loaded: Loaded,
+    wanted: Plan,
+    out: Path | None,
+    options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+    *,
+    display: Display = Display(),  # noqa: B008 (holds nothing)
+    interrupt: Interrupt | None = None,
 ) -> Iterator[Cell]:
     """The cells of `wanted` in order, each run and saved unless an earlier call has done so; ends early if interrupted.
 
-    Texts must have been read in blocks of `options.chunk` tokens. out: its `cells` folder holds what is finished.
-    observer: called after every chunk. begin: called before a cell runs, with its name, its number and how many there
-    are. Raises UserError where a cell fails.
+    Texts must have been read in blocks of `options.chunk` tokens. out: its `cells` folder holds what is finished; None
+    to save nothing. Raises UserError where a cell fails.
     """
-    store = Cells(out / "cells")
+    store = None if out is None else Cells(out / "cells")
     for number, (text, column) in enumerate(wanted, 1):
         key = key_of(loaded, text, column, options)
-        cell = store.load(text, column, key)
+        cell = store.load(text, column, key) if store else None
         if cell is None:
-            if begin is not None:
-                begin(_title(text, column), number, len(wanted))
-            cell = _run(loaded, text, column, options, key, interrupt, observer)
+            display.begin(_title(text, column), number, len(wanted))
+            cell = _run(loaded, text, column, options, key, interrupt, display)
             if cell is None:
                 return
-            store.save(cell, key)
+            if store:
+                store.save(cell, key)
         yield cell
 
 
@@ -179,15 +235,14 @@ def _run(
     options: RunOptions,
     key: str,
     interrupt: Interrupt | None,
-    observer: Observer | None,
+    display: Display,
 ) -> Cell | None:
     """One cell; None where `interrupt` stopped it before its end."""
     losses: list[np.ndarray] = []
     with PerplexityRun(loaded, text.source, column.policy, options, reader=Replay(text)) as run:
         for progress in run.chunks(interrupt):
             losses.append(progress.losses)
-            if observer is not None:
-                observer(progress)
+            display(progress)
         result = run.result()
     if not result["complete"]:
         return None

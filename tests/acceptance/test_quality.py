@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamh2o.report.comparison import means, rows
-from streamh2o.runs.compare import compare, make_columns, plan
+from streamh2o.runs.compare import make_columns, plan, run_cells
 from streamh2o.runs.options import RunOptions, open_reader
 from streamh2o.text.replay import ReadText
 from streamh2o.text.sources import open_inputs
@@ -48,7 +48,7 @@ def texts(fast):
 @pytest.mark.parametrize("cache", [256, 512, 1024])
 def test_streamh2o_is_below_both_on_every_text(fast, texts, cache):
     wanted = plan(fast, texts, make_columns(POLICIES, [cache]))
-    found = rows(list(compare(fast, wanted, ROOT / "results" / "acceptance", OPTIONS)))
+    found = rows(list(run_cells(fast, wanted, ROOT / "results" / "acceptance", OPTIONS)))
     ppl = {(row["input"], row["policy"]): row["ppl"] for row in found}
     for name in {row["input"] for row in found}:
         assert ppl[name, "streamh2o"] < min(ppl[name, "streamingllm"], ppl[name, "h2o"]), (name, cache)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamh2o.report.comparison import _standard_error, document, means, rows, write_parquet
 from streamh2o.report.comparison_plots import _spread, plot_budget, plot_running
 from streamh2o.report.comparison_tables import render_comparison
-from streamh2o.runs.compare import compare, make_columns, plan
+from streamh2o.runs.compare import make_columns, plan, run_cells
 from streamh2o.terminal import as_text
 from tests.runs.test_compare import OPTIONS, read
 from tests.tiny_folder import TEXT
@@ -22,7 +22,7 @@ from tests.tiny_folder import TEXT
 def cells(loaded, tmp_path_factory):
     texts = [read(loaded, TEXT * 3, "one.txt"), read(loaded, TEXT[40:] * 3, "two.txt")]
     wanted = plan(loaded, texts, make_columns(["streamh2o", "h2o", "streamingllm"], [16, 32]), against_full=True)
-    return list(compare(loaded, wanted, tmp_path_factory.mktemp("cells"), OPTIONS))
+    return list(run_cells(loaded, wanted, tmp_path_factory.mktemp("cells"), OPTIONS))
 
 
 def test_changes_are_to_streamingllm_at_the_same_budget(cells):

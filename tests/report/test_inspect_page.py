@@ -11,7 +11,7 @@ from streamh2o.policies import make_policy
 from streamh2o.report.inspect_figures import level, log_ticks, percent, ticks
 from streamh2o.report.inspect_page import page, ranges
 from streamh2o.report.inspect_summary import render_inspection
-from streamh2o.runs.inspect.inspection import inspect_source
+from streamh2o.runs.inspect.cache_contents import inspect_source
 from streamh2o.runs.options import RunOptions
 from streamh2o.terminal import as_text
 from streamh2o.text.sources import open_inputs
@@ -113,7 +113,7 @@ def test_a_long_stretch_without_kept_tokens_is_folded_and_counted(loaded, tmp_pa
 def test_a_cache_without_hitters_or_evictions_makes_a_page_too(loaded, tmp_path, name, cache, said):
     found = inspected(loaded, make_book(tmp_path), name, cache)
     assert said in Page(page(found)).text
-    json.dumps(found.document(), allow_nan=False)
+    json.dumps(found.to_dict(), allow_nan=False)
     assert "book.txt" in as_text(render_inspection(found, "x.html"))
 
 

@@ -19,9 +19,10 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
 from streamh2o.report.comparison import rows
-from streamh2o.runs.compare import check_columns, compare, key_of, make_columns, plan
+from streamh2o.runs.compare import check_columns, key_of, make_columns, plan, run_cells
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions, open_reader
+from streamh2o.runs.progress import Display
 from streamh2o.text import Source, TokenReader
 from streamh2o.text.replay import ReadText, Replay
 from tests.perplexity import run_perplexity
@@ -56,6 +57,16 @@ def texts(loaded):
     return [read(loaded, TEXT * 3, "one.txt"), read(loaded, TEXT[40:] * 3, "two.txt")]
 
 
+class Titles(Display):
+    """Notes the cells that begin."""
+
+    def __init__(self, titles):
+        self.titles = titles
+
+    def begin(self, name, number=1, of=1):
+        self.titles.append(name)
+
+
 @pytest.fixture(scope="module")
 def wanted(loaded, texts):
     return plan(loaded, texts, make_columns(["streamh2o", "h2o", "streamingllm"], [16, 32]), against_full=True)
@@ -63,7 +74,7 @@ def wanted(loaded, texts):
 
 @pytest.fixture(scope="module")
 def cells(loaded, wanted, tmp_path_factory):
-    return list(compare(loaded, wanted, tmp_path_factory.mktemp("cells"), OPTIONS))
+    return list(run_cells(loaded, wanted, tmp_path_factory.mktemp("cells"), OPTIONS))
 
 
 def test_a_cell_has_the_numbers_of_a_run_alone(loaded, cells):
@@ -91,7 +102,7 @@ def test_an_input_is_opened_and_tokenised_once(loaded, tmp_path):
     counting = Source(one.name, one.size, lambda: opened.append(1) or one.open())
     with open_reader(counting, loaded.tokenizer, OPTIONS) as reader:
         text = ReadText.of(reader, OPTIONS.chunk)
-    list(compare(loaded, plan(loaded, [text], make_columns(["h2o", "local"], [16, 32])), tmp_path, OPTIONS))
+    list(run_cells(loaded, plan(loaded, [text], make_columns(["h2o", "local"], [16, 32])), tmp_path, OPTIONS))
     assert len(opened) == 1
 
 
@@ -99,27 +110,24 @@ def test_interrupted_and_started_again_no_cell_runs_twice_and_the_table_is_the_s
     started: list[str] = []
     interrupt = Interrupt()
 
-    def stop_in_the_middle_of_the_fifth(progress):
-        interrupt.requested = len(started) == 5 and progress.token > 32
-
-    def begin(name, number, of):
-        started.append(name)
+    class StopInTheMiddleOfTheFifth(Titles):
+        def __call__(self, progress):
+            interrupt.requested = len(started) == 5 and progress.token > 32
 
     first = list(
-        compare(
+        run_cells(
             loaded,
             wanted,
             tmp_path,
             OPTIONS,
             interrupt=interrupt,
-            observer=stop_in_the_middle_of_the_fifth,
-            begin=begin,
+            display=StopInTheMiddleOfTheFifth(started),
         )
     )
     assert len(first) == 4
     assert len(started) == 5
     again: list[str] = []
-    second = list(compare(loaded, wanted, tmp_path, OPTIONS, begin=lambda name, number, of: again.append(name)))
+    second = list(run_cells(loaded, wanted, tmp_path, OPTIONS, display=Titles(again)))
     assert again == [started[4], *again[1:]]
     assert len(again) == len(wanted) - 4
     assert not set(again) & set(started[:4])
@@ -154,7 +162,7 @@ def test_everything_a_loss_depends_on_is_in_the_key(loaded, texts):
 @pytest.mark.parametrize("damage", ["json", "npy", "cut"])
 def test_a_damaged_cell_is_run_again(loaded, texts, tmp_path, damage):
     wanted = plan(loaded, texts[:1], make_columns(["h2o"], [16]))
-    (before,) = compare(loaded, wanted, tmp_path, OPTIONS)
+    (before,) = run_cells(loaded, wanted, tmp_path, OPTIONS)
     (result,) = (tmp_path / "cells").glob("*.json")
     if damage == "json":
         result.write_text("{")
@@ -163,10 +171,10 @@ def test_a_damaged_cell_is_run_again(loaded, texts, tmp_path, damage):
     else:
         np.save(result.with_suffix(".npy"), before.losses[:-1])
     started = []
-    (after,) = compare(loaded, wanted, tmp_path, OPTIONS, begin=lambda *name: started.append(name))
+    (after,) = run_cells(loaded, wanted, tmp_path, OPTIONS, display=Titles(started))
     assert len(started) == 1
     assert np.array_equal(after.losses, before.losses)
-    assert list(compare(loaded, wanted, tmp_path, OPTIONS, begin=lambda *name: started.append(name)))
+    assert list(run_cells(loaded, wanted, tmp_path, OPTIONS, display=Titles(started)))
     assert len(started) == 1
 
 
@@ -180,8 +188,8 @@ def test_against_full_is_the_plain_model_on_the_whole_text(loaded, cells):
 
 def test_slots_for_each_query_head_take_a_group_times_the_memory(loaded, texts, tmp_path):
     wanted = plan(loaded, texts[:1], make_columns(["h2o"], [16]))
-    (grouped,) = compare(loaded, wanted, tmp_path, OPTIONS)
-    (apart,) = compare(loaded, wanted, tmp_path, replace(OPTIONS, per_head="query"))
+    (grouped,) = run_cells(loaded, wanted, tmp_path, OPTIONS)
+    (apart,) = run_cells(loaded, wanted, tmp_path, replace(OPTIONS, per_head="query"))
     assert apart.result["kv_bytes"] == 4 * grouped.result["kv_bytes"]
     assert apart.result["nll_sum"] != grouped.result["nll_sum"]
 
@@ -229,18 +237,18 @@ def test_a_budget_that_the_model_cannot_hold_is_refused_before_anything_runs(loa
 def test_an_empty_text_is_an_error_that_names_it(loaded, tmp_path):
     wanted = plan(loaded, [read(loaded, "", "nothing.txt")], make_columns(["h2o"], [16]))
     with pytest.raises(UserError, match=r"nothing\.txt"):
-        list(compare(loaded, wanted, tmp_path, OPTIONS))
+        list(run_cells(loaded, wanted, tmp_path, OPTIONS))
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_cell(loaded, texts, tmp_path):
     (tmp_path / "file").write_text("")
     started: list = []
-    cells = compare(
+    cells = run_cells(
         loaded,
         plan(loaded, texts, make_columns(["h2o"], [16])),
         tmp_path / "file",
         OPTIONS,
-        begin=lambda *name: started.append(name),
+        display=Titles(started),
     )
     with pytest.raises(UserError, match="choose another --out"):
         list(cells)

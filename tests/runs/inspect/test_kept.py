@@ -13,8 +13,8 @@ from streamh2o.errors import UsageError
 from streamh2o.models.load import load_model
 from streamh2o.policies import make_policy
 from streamh2o.runs.inspect import places
+from streamh2o.runs.inspect.cache_contents import inspect_source
 from streamh2o.runs.inspect.excerpts import FOLD, read_excerpts, token_texts
-from streamh2o.runs.inspect.inspection import inspect_source
 from streamh2o.runs.inspect.kept import AGE_EDGES, Watch
 from streamh2o.runs.inspect.places import AROUND, Places
 from streamh2o.runs.options import RunOptions

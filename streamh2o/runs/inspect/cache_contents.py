@@ -38,7 +38,7 @@ class InContext:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class CacheContents:
     """What one stream left in its cache.
 
     result: of `PerplexityRun.result`. texts: of every held token, in the order of `held`. most_held: those that most
@@ -57,7 +57,7 @@ class Inspection:
     def name(self) -> str:
         return str(self.result["input"]["name"])
 
-    def document(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What `--json` prints: the result of `streamh2o ppl`, and under `kept` what the cache holds."""
         kept, held, survival = self.kept, self.held, self.kept.survival
         edges, counts = kept.positions(0, _JSON_BINS)
@@ -108,7 +108,7 @@ def inspect_source(
     options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     observers: Sequence[Observer] = (),
     interrupt: Interrupt | None = None,
-) -> Inspection:
+) -> CacheContents:
     """Stream `source` under `policy` and look at the cache after each chunk and at the end.
 
     observers: called after every chunk. interrupt: asked before every chunk whether to stop; the inspection is
@@ -138,4 +138,4 @@ def inspect_source(
         texts = list(token_texts(kept, held, text))
         rows = held.most_held(MOST_HELD).tolist()
         most_held = [InContext(row, *context(kept, text, int(held.token[row]))) for row in rows]
-        return Inspection(result, kept, held, texts, most_held, read_excerpts(kept, held, text, MOST_SHOWN), failure)
+        return CacheContents(result, kept, held, texts, most_held, read_excerpts(kept, held, text, MOST_SHOWN), failure)
