@@ -25,8 +25,9 @@ def to_loaded(model: Model, *, dtype: str = "auto", device: str = "auto", kernel
     """The model that `model` stands for.
 
     model: a name as on the command line (see `load_model`), what `load_model` returns, or a pair of a causal model of
-    `transformers` in evaluation mode and its fast tokenizer. dtype, device: for a name only. Raises UsageError where
-    these are given for a model that is loaded, UserError where the model cannot be had or is not supported.
+    `transformers` in evaluation mode and its fast tokenizer. dtype, device: for a name only. kernel: `auto` leaves that
+    of a `Loaded` alone. Raises UsageError where a dtype or device is given for a model that is loaded, UserError where
+    the model cannot be had or is not supported.
     """
     from streamh2o.kernels.select import select
     from streamh2o.models.load import load_model, tell
@@ -38,7 +39,7 @@ def to_loaded(model: Model, *, dtype: str = "auto", device: str = "auto", kernel
         if value != "auto":
             raise UsageError(f"{option}={value!r} is for a model given by its name; this one is loaded.")
     if isinstance(model, Loaded):
-        return replace(model, kernel=select(kernel, model.device, tell))
+        return model if kernel == "auto" else replace(model, kernel=select(kernel, model.device, tell))
     if isinstance(model, tuple | list) and len(model) == 2:
         loaded = _from_pair(*model)
         return replace(loaded, kernel=select(kernel, loaded.device, tell))
