@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn
 
 from streamh2o.errors import UserError
+from streamh2o.versions import leading_numbers
 
 # The kind of rotation of each layer: a name of `config.layer_types` where kinds have tables of their own, "" where all
 # layers share one, `ALIBI` where slopes stand for it, None where a layer has none.
@@ -16,7 +16,7 @@ Kinds = Sequence[str | None]
 ALIBI = "alibi"
 
 _MOST_SLOPED = 2**16  # positions of `AlibiTable`
-_UNTOLD = 2048  # positions where the configuration has none: what BLOOM and its tuned versions were trained on
+_UNSTATED = 2048  # positions where the configuration has none: what BLOOM and its tuned versions were trained on
 
 
 def one_table(config: Any) -> Kinds:
@@ -109,7 +109,7 @@ def require_supported(config: Any, name: str) -> None:
     """Raise UserError where the model `name` with this configuration cannot be run."""
     require_known(config.model_type, name)
     since, installed = SUPPORTED[config.model_type].since, version("transformers")
-    if since and _numbers(installed) < _numbers(since):
+    if since and leading_numbers(installed) < leading_numbers(since):
         _refuse(config.model_type, name, f"it needs transformers {since} or later, and {installed} is installed")
     if getattr(config, "scale_attn_by_inverse_layer_idx", False) or not getattr(config, "scale_attn_weights", True):
         _refuse(config.model_type, name, "its layers scale attention each in its own way")
@@ -120,10 +120,6 @@ def require_supported(config: Any, name: str) -> None:
 def _refuse(kind: str, name: str, reason: str) -> NoReturn:
     known = ", ".join(f"{key} ({family.title})" for key, family in sorted(SUPPORTED.items()))
     raise UserError(f"{name} is a '{kind}' model, which cannot be run: {reason}; supported are {known}.")
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", release)[:2])
 
 
 def rotation_kinds(config: Any) -> Kinds:
@@ -155,7 +151,7 @@ def trained_positions(config: Any) -> int:
     """How many positions the model was trained on, in tokens. Cache and chunk together must fit into them."""
     text = config.get_text_config()
     names = "max_position_embeddings", "max_seq_len", "seq_length"
-    trained = next((int(number) for name in names if (number := getattr(text, name, None))), _UNTOLD)
+    trained = next((int(number) for name in names if (number := getattr(text, name, None))), _UNSTATED)
     return min(trained, _MOST_SLOPED) if ALIBI in rotation_kinds(config) else trained
 
 

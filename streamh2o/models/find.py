@@ -14,7 +14,7 @@ from pathlib import Path
 
 from streamh2o.cache.families import SUPPORTED
 from streamh2o.errors import UserError
-from streamh2o.models.gguf.unpacked import cached_folder, list_cached, read_mark, safetensors_folder
+from streamh2o.models.gguf.unpacked import cached_folder, list_cached, safetensors_folder
 
 DEFAULT_MODEL = "smollm2-135m"
 HUB_SECONDS = 10.0  # how long the hub may take to answer the first question
@@ -67,7 +67,7 @@ class ModelAtHand:
 
 
 def _silent(line: str) -> None:
-    """Nobody is told."""
+    """Says nothing."""
 
 
 def model_folder(name: str, *, trust_remote_code: bool = False, tell: Callable[[str], None] = _silent) -> Path:
@@ -167,12 +167,6 @@ def list_models() -> list[ModelAtHand]:
             about = "unpacked, float32" if current else "unpacked, its file has changed or gone"
             found.append(ModelAtHand(str(cached.source), "gguf", current, cached.size, about))
     return [*found, *_hub_models()]
-
-
-def is_unpacked(name: str) -> bool:
-    """Whether the named model lies unpacked in the cache, so that it loads in a moment."""
-    path = NAMED[name].path()
-    return path is not None and read_mark(cached_folder(path)) is not None
 
 
 def _hub_models() -> Iterable[ModelAtHand]:

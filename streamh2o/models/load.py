@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.models.find import DEFAULT_MODEL, gguf_file, model_folder
 from streamh2o.models.gguf.unpacked import readable_errors
 from streamh2o.models.loaded import Loaded
+from streamh2o.versions import leading_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -179,17 +179,11 @@ def fingerprint(folder: Path) -> str:
 def check_transformers(version: str) -> None:
     """Raise UserError where the installed `transformers` is outside the range this package was tested with."""
     first, end = TRANSFORMERS
-    if not _numbers(first) <= _numbers(version) < _numbers(end):
+    if not leading_numbers(first) <= leading_numbers(version) < leading_numbers(end):
         raise UserError(
             f"transformers {version} is installed, and streamh2o needs {first} or later, but below {end}; "
             f"install it with: pip install 'transformers>={first},<{end}'"
         )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "5.24.0.dev0" to (5, 24, 0)."""
-    leading = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in leading.group().split(".")) if leading else ()
 
 
 def tell(line: str) -> None:

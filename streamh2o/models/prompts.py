@@ -35,7 +35,7 @@ class Prompter:
     """Prompts as ids for one model.
 
     pin: an instruction put before every text and question. `stem` and `question` belong together: after a text, they
-    ask; the likelihood of the question's ids after the stem tells whether the text is about it.
+    ask; the likelihood of the question's ids after the stem shows whether the text is about it.
     """
 
     def __init__(self, tokenizer: Any, pin: str = "") -> None:

@@ -17,7 +17,7 @@ from streamh2o.kernels.select import Kernel
 from streamh2o.policies import Policy, make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer
-from streamh2o.text.incremental import TextPieces
+from streamh2o.text.incremental import IncrementalTokenizer
 from streamh2o.text.reader import bos_id
 
 _STATE = {"settings", "tensors", "counts", "losses", "waiting", "text"}  # what `Stream.state` gives
@@ -63,7 +63,7 @@ class Stream:
         tokenizer = own_tokenizer if tokenizer is None else tokenizer
         if isinstance(policy, str):
             policy = make_policy(policy, cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
-        self._text = None if tokenizer is None else TextPieces(tokenizer, allow_special)
+        self._text = None if tokenizer is None else IncrementalTokenizer(tokenizer, allow_special)
         self._bos = None if tokenizer is None else bos_id(tokenizer, bos)
         self._stream = ChunkStream(
             model, policy, chunk=chunk, evict=evict, kv_bits=kv_bits, kernel=kernel, engine=engine

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamh2o.text.tokenize import IncrementalTokenizer, Place
+from streamh2o.text.tokenize import Place, WindowTokenizer
 
 WINDOW = 2048  # characters tokenised at once; about twice as many are held back until more text comes
 
@@ -16,14 +16,14 @@ class _More(Exception):
     """All text so far has been used, and more will come."""
 
 
-class TextPieces:
+class IncrementalTokenizer:
     """Gives the ids that no later text can change, and keeps the rest of the text until more comes.
 
-    tokenizer, allow_special: as of IncrementalTokenizer.
+    tokenizer, allow_special: see `WindowTokenizer`.
     """
 
     def __init__(self, tokenizer: Any, allow_special: bool = False) -> None:
-        self._tokenizer = IncrementalTokenizer(tokenizer, allow_special=allow_special, window=WINDOW)
+        self._tokenizer = WindowTokenizer(tokenizer, allow_special=allow_special, window=WINDOW)
         self._start()
 
     def _start(self) -> None:

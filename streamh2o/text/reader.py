@@ -10,7 +10,7 @@ import numpy as np
 
 from streamh2o.errors import UsageError, UserError
 from streamh2o.text.sources import Source, open_source, read_block
-from streamh2o.text.tokenize import WINDOW, IncrementalTokenizer, Piece, Place
+from streamh2o.text.tokenize import WINDOW, Piece, Place, WindowTokenizer
 from streamh2o.text.utf8 import Utf8Decoder
 
 READ_BYTES = 65_536
@@ -33,11 +33,12 @@ class TokenReader:
     """Ids of `source` in blocks, in bounded memory. They are those of tokenising the whole text at once.
 
     tokenizer: a fast `transformers` tokenizer, or a `tokenizers.Tokenizer` (which knows no BOS).
-    errors, newline: see `Utf8Decoder`. allow_special, `exact`: see `IncrementalTokenizer`.
+    errors, newline: see `Utf8Decoder`. allow_special, `exact`: see `WindowTokenizer`.
     bos: "auto" puts a BOS first if the tokenizer itself would, "yes", "no"; an empty input gets none.
     max_tokens: the most tokens to give, without the BOS. Reading stops soon after them.
     read_ahead: read in a separate thread.
-    state: the `state` of an earlier reader of the same input. Reading goes on from there.
+    state: the `state` of an earlier reader of the same input. Reading goes on from there. The bytes before are read
+        again and compared by hash. Standard input has to be piped in again.
 
     What was handed out so far, all int: `tokens` (without BOS), `bytes_read` and `words_read` (bytes and words of
     the text that these tokens cover; the whole input once `complete`), and `sha256` of these bytes. An input that
@@ -61,7 +62,7 @@ class TokenReader:
             raise UsageError(f"--max-tokens {max_tokens}: must be at least 1")
         self.source = source
         window = WINDOW if max_tokens is None else min(WINDOW, max(1024, 8 * max_tokens))
-        self._tokenizer = IncrementalTokenizer(tokenizer, allow_special=allow_special, window=window)
+        self._tokenizer = WindowTokenizer(tokenizer, allow_special=allow_special, window=window)
         self._place = Place(*state["place"]) if state and state["place"] else None
         self._decoder = Utf8Decoder(source.name, errors, newline, self._place.byte if self._place else 0)
         self._bos = bos_id(tokenizer, bos)
@@ -74,7 +75,7 @@ class TokenReader:
         self.bos_added: bool = state["bos_added"] if state else False
         self.complete = False
         self._hash = hashlib.sha256()
-        self._state = state or self._standing(None)
+        self._state = state or self._snapshot(None)
         self._head = self._tail = b""  # first and last bytes handed out
         self._part: _Part | None = None
         self._given = 0  # tokens of the current part handed out
@@ -83,15 +84,6 @@ class TokenReader:
         self._failure: UserError | None = None  # raised by every further `read`
         self._stop = threading.Event()
         self._parts = self._read_ahead() if read_ahead else self._make_parts()
-
-    @classmethod
-    def resume(cls, source: Source, tokenizer: Any, state: dict[str, Any], **options: Any) -> "TokenReader":
-        """A reader that goes on from `state`, given the same input and options.
-
-        The bytes before are read again and compared by hash, also of standard input, where they have to be piped
-        in again.
-        """
-        return cls(source, tokenizer, state=state, **options)
 
     def __enter__(self) -> "TokenReader":
         return self
@@ -197,9 +189,9 @@ class TokenReader:
         self._hashed = self.bytes_read - start
         self.complete = ended and piece.last and self._undecodable is None
         if count:  # text without tokens, such as blanks that a tokenizer drops, is read again
-            self._state = self._standing(piece.place._replace(skip=piece.place.skip + self._given))
+            self._state = self._snapshot(piece.place._replace(skip=piece.place.skip + self._given))
 
-    def _standing(self, place: Place | None) -> dict[str, Any]:
+    def _snapshot(self, place: Place | None) -> dict[str, Any]:
         return {
             "place": list(place) if place else None,
             "tokens": self.tokens,

@@ -88,7 +88,7 @@ class _Window:
         return np.flatnonzero(apart) + 1
 
 
-class IncrementalTokenizer:
+class WindowTokenizer:
     """A tokenizer's ids for a text of any length, in linear time and bounded memory.
 
     tokenizer: a fast `transformers` tokenizer or a `tokenizers.Tokenizer`; it is copied, not changed.

@@ -30,7 +30,7 @@ from streamh2o.models.gguf.header import read_header
 from streamh2o.models.gguf.tokenizer import byte_level_tokenizer
 from streamh2o.models.gguf.unpacked import readable_errors
 from streamh2o.text import Source, TokenReader
-from streamh2o.text.tokenize import IncrementalTokenizer
+from streamh2o.text.tokenize import WindowTokenizer
 from tests import model_folders, toy_tokenizers
 from tests.mutate import mutate
 from tests.runs.saving.test_folder import loads_or_is_damaged, save
@@ -54,18 +54,18 @@ _ARCHIVES = [
 
 @contextmanager
 def reader() -> Iterator[Case]:
-    with mock.patch("streamh2o.text.reader.IncrementalTokenizer", _tokenizer_at_hand):
+    with mock.patch("streamh2o.text.reader.WindowTokenizer", _tokenizer_at_hand):
         yield lambda seed: (_strict, _in_two_parts, _archived)[seed % 3](random.Random(seed), seed)
 
 
-_made: dict[tuple[int, bool, int], IncrementalTokenizer] = {}
+_made: dict[tuple[int, bool, int], WindowTokenizer] = {}
 
 
-def _tokenizer_at_hand(tokenizer: Any, *, allow_special: bool, window: int) -> IncrementalTokenizer:
+def _tokenizer_at_hand(tokenizer: Any, *, allow_special: bool, window: int) -> WindowTokenizer:
     """A fresh one, without the ten milliseconds that it takes to make it."""
     key = id(tokenizer), allow_special, window
     if key not in _made:
-        _made[key] = IncrementalTokenizer(tokenizer, allow_special=allow_special, window=window)
+        _made[key] = WindowTokenizer(tokenizer, allow_special=allow_special, window=window)
         model = _made[key]._tokenizer.model  # its cache of words would fill up for many thousands of texts
         getattr(model, "_resize_cache", lambda _: None)(0)
     return copy.copy(_made[key])

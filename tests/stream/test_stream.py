@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from streamh2o import Stream, load_model, make_policy
 from streamh2o.errors import UsageError, UserError
 from streamh2o.stream.chunk_stream import ChunkStream
-from streamh2o.text import incremental as text_pieces
-from streamh2o.text.incremental import TextPieces
+from streamh2o.text import incremental
+from streamh2o.text.incremental import IncrementalTokenizer
 from tests import toy_tokenizers
 from tests.tiny_folder import TEXT, make_folder
 
@@ -29,7 +29,7 @@ def loaded(request, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
-    monkeypatch.setattr(text_pieces, "WINDOW", 128)
+    monkeypatch.setattr(incremental, "WINDOW", 128)
 
 
 def pieces_of(text, cuts):
@@ -52,11 +52,11 @@ def stream(loaded, **how):
 def test_ids_of_a_text_in_pieces_are_those_of_the_whole(text, cuts, kept):
     whole, tokenizer = "".join(text), toy_tokenizers.gpt2()
     tokenizer.encode_special_tokens = True
-    given_pieces, found = TextPieces(tokenizer), [np.empty(0, np.int64)]
+    given_pieces, found = IncrementalTokenizer(tokenizer), [np.empty(0, np.int64)]
     for number, piece in enumerate(pieces_of(whole, cuts)):
         found.append(given_pieces.add(piece))
         if number == kept:
-            state, given_pieces = given_pieces.state(), TextPieces(tokenizer)
+            state, given_pieces = given_pieces.state(), IncrementalTokenizer(tokenizer)
             given_pieces.load(state)
     held = len(given_pieces.held)
     found.append(given_pieces.end())
@@ -66,7 +66,7 @@ def test_ids_of_a_text_in_pieces_are_those_of_the_whole(text, cuts, kept):
 
 
 def test_a_long_text_is_not_held_back():
-    pieces, given_ids, most = TextPieces(toy_tokenizers.gpt2()), 0, 0
+    pieces, given_ids, most = IncrementalTokenizer(toy_tokenizers.gpt2()), 0, 0
     for start in range(0, len(LONG), 10):
         given_ids += len(pieces.add(LONG[start : start + 10]))
         most = max(most, len(pieces.held))

@@ -303,7 +303,7 @@ def test_a_resumed_reader_goes_on_as_if_never_stopped(toy, taken, size, newline)
         ids += block.ids.tolist()
     first.close()
     state = json.loads(json.dumps(first.state()))
-    second = TokenReader.resume(source(DATA), toy(), state, **options)
+    second = TokenReader(source(DATA), toy(), state=state, **options)
     assert (second.tokens, second.bytes_read, second.words_read) == (
         first.tokens,
         first.bytes_read,
@@ -350,7 +350,7 @@ def test_text_without_tokens_is_not_counted_twice_when_resumed():
     read_all(reader)
     for taken in (reader, TokenReader(source(data[:100]), toy_tokenizers.wordpiece())):
         read_all(taken)
-        whole = TokenReader.resume(source(data), toy_tokenizers.wordpiece(), taken.state())
+        whole = TokenReader(source(data), toy_tokenizers.wordpiece(), state=taken.state())
         read_all(whole)
         assert (whole.words_read, whole.bytes_read) == (reader.words_read, len(data))
 
@@ -359,7 +359,7 @@ def test_max_tokens_counts_the_tokens_before_the_state_too():
     reader = TokenReader(source(DATA), toy_tokenizers.gpt2(), max_tokens=100)
     reader.read(60)
     reader.close()
-    rest = TokenReader.resume(source(DATA), toy_tokenizers.gpt2(), reader.state(), max_tokens=100)
+    rest = TokenReader(source(DATA), toy_tokenizers.gpt2(), state=reader.state(), max_tokens=100)
     assert len(read_all(rest)[0]) == 40
     assert rest.tokens == 100
 
@@ -378,7 +378,7 @@ def test_a_changed_input_is_not_resumed(change, words, read_ahead):
     reader = TokenReader(source(DATA), toy_tokenizers.gpt2())
     reader.read(5000)
     reader.close()
-    second = TokenReader.resume(source(change(DATA)), toy_tokenizers.gpt2(), reader.state(), read_ahead=read_ahead)
+    second = TokenReader(source(change(DATA)), toy_tokenizers.gpt2(), state=reader.state(), read_ahead=read_ahead)
     with second, pytest.raises(UserError, match=words):
         second.read(1)
 
@@ -393,12 +393,12 @@ def test_a_pipe_and_a_compressed_file_are_resumed_by_skipping(tmp_path):
     reader = TokenReader(compressed, toy_tokenizers.gpt2())
     reader.read(9999)
     reader.close()
-    assert read_all(TokenReader.resume(compressed, toy_tokenizers.gpt2(), reader.state()))[0] == unbroken[0][9999:]
+    assert read_all(TokenReader(compressed, toy_tokenizers.gpt2(), state=reader.state()))[0] == unbroken[0][9999:]
 
     read, write = os.pipe()
     threading.Thread(target=_feed, args=(write, DATA), daemon=True).start()
     pipe = Source("stdin", None, lambda: io.FileIO(read))
-    assert read_all(TokenReader.resume(pipe, toy_tokenizers.gpt2(), reader.state()))[0] == unbroken[0][9999:]
+    assert read_all(TokenReader(pipe, toy_tokenizers.gpt2(), state=reader.state()))[0] == unbroken[0][9999:]
 
 
 def _feed(write: int, data: bytes) -> None:

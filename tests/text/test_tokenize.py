@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 import streamh2o.text.tokenize
 from streamh2o.errors import UserError
-from streamh2o.text.tokenize import IncrementalTokenizer, Piece
+from streamh2o.text.tokenize import Piece, WindowTokenizer
 from tests import toy_tokenizers
 from tests.toy_tokenizers import CORPUS, TOYS, smollm2
 
@@ -77,14 +77,14 @@ def joined(pieces: list[Piece]) -> Piece:
     )
 
 
-_tools: dict[tuple[int, int], IncrementalTokenizer] = {}
+_tools: dict[tuple[int, int], WindowTokenizer] = {}
 
 
-def _tool(tokenizer, window: int) -> IncrementalTokenizer:
+def _tool(tokenizer, window: int) -> WindowTokenizer:
     """A new one, but for the copy of the tokenizer, which takes long."""
     key = (id(tokenizer), window)
     if key not in _tools:
-        _tools[key] = IncrementalTokenizer(tokenizer, window=window)
+        _tools[key] = WindowTokenizer(tokenizer, window=window)
     return copy.copy(_tools[key])
 
 
@@ -197,7 +197,7 @@ def test_a_special_tokens_string_in_a_text_is_plain_text_unless_allowed(toy):
     special = backend.token_to_id("<|im_end|>")
     text = "She wrote <|im_end|> on the wall, and <|im_end|>"
     assert special not in incremental(tokenizer, text)[0].ids
-    allowed = IncrementalTokenizer(tokenizer, allow_special=True)
+    allowed = WindowTokenizer(tokenizer, allow_special=True)
     assert special in joined(list(allowed.pieces(chunks(text)))).ids
 
 
@@ -206,7 +206,7 @@ def test_the_users_tokenizer_is_left_as_it_was():
     tokenizer.enable_truncation(3)
     before = tokenizer.to_str()
     try:
-        tool = IncrementalTokenizer(tokenizer)
+        tool = WindowTokenizer(tokenizer)
         assert len(joined(list(tool.pieces(chunks("a text of more than three tokens")))).ids) > 3
         assert tokenizer.to_str() == before
         assert tokenizer.encode_special_tokens is False
@@ -221,7 +221,7 @@ def test_an_empty_text_has_no_tokens():
 
 def test_a_tokenizer_without_a_fast_version_is_refused_in_one_sentence():
     with pytest.raises(UserError, match="has no fast version"):
-        IncrementalTokenizer(object())
+        WindowTokenizer(object())
 
 
 def test_a_tokenizer_whose_rules_are_not_known_promises_nothing_but_still_does_its_best():
@@ -265,7 +265,7 @@ def test_a_word_too_long_to_hold_is_cut_and_the_promise_withdrawn(monkeypatch):
 
 @pytest.mark.parametrize("text", [_book(60_000), "the cat " * 7_500, "letters" * 8_500], ids=["book", "line", "word"])
 def test_ten_times_the_text_takes_at_most_twelve_times_as_long(text):
-    tool = IncrementalTokenizer(toy_tokenizers.gpt2())
+    tool = WindowTokenizer(toy_tokenizers.gpt2())
 
     def seconds(given: str) -> float:
         begin = time.process_time()

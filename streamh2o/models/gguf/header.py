@@ -18,7 +18,7 @@ _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
 
 
-class _Damaged(Exception):
+class _BadHeader(Exception):
     """Says what in the header cannot be."""
 
 
@@ -48,7 +48,7 @@ def read_header(path: Path) -> GgufHeader:
             return _Reader(file, size).header()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except _Damaged as error:
+    except _BadHeader as error:
         raise UserError(f"{path} is not a whole GGUF file ({error}); get it again.") from error
 
 
@@ -58,7 +58,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.file.tell():
-            raise _Damaged("it ends inside its header")
+            raise _BadHeader("it ends inside its header")
         return self.file.read(count)
 
     def scalar(self, code: str) -> Any:
@@ -77,21 +77,21 @@ class _Reader:
             return [self.string() for _ in range(self.bounded(count, 8))]
         if kind == _ARRAY and depth < _MOST_DIMENSIONS:
             return [self.array(depth + 1) for _ in range(self.bounded(count, 12))]
-        raise _Damaged(f"value type {kind} is unknown")
+        raise _BadHeader(f"value type {kind} is unknown")
 
     def bounded(self, count: int, least: int) -> int:
         """`count` items of at least `least` bytes each must fit in what is left of the file."""
         if count * least > self.size - self.file.tell():
-            raise _Damaged("a count is larger than the file")
+            raise _BadHeader("a count is larger than the file")
         return count
 
     def header(self) -> GgufHeader:
         header = GgufHeader()
         if self.size < 24 or self.take(4) != b"GGUF":
-            raise _Damaged("it does not begin with GGUF")
+            raise _BadHeader("it does not begin with GGUF")
         version = self.scalar("<I")
         if version not in (2, 3):
-            raise _Damaged(f"version {version} is unknown")
+            raise _BadHeader(f"version {version} is unknown")
         tensors, entries = self.scalar("<Q"), self.scalar("<Q")
         for _ in range(self.bounded(entries, 13)):
             key, kind = self.string(), self.scalar("<I")
@@ -104,11 +104,11 @@ class _Reader:
                 if key.startswith("tokenizer."):
                     header.metadata[key] = values
             else:
-                raise _Damaged(f"value type {kind} is unknown")
+                raise _BadHeader(f"value type {kind} is unknown")
         for _ in range(self.bounded(tensors, 24)):
             name, dimensions = self.string(), self.scalar("<I")
             if dimensions > _MOST_DIMENSIONS:
-                raise _Damaged(f"a tensor has {dimensions} dimensions")
+                raise _BadHeader(f"a tensor has {dimensions} dimensions")
             shape = tuple(self.scalar("<Q") for _ in range(dimensions))
             header.tensors[name] = (shape, self.scalar("<I"), self.scalar("<Q"))
         self.check_tensors(header)
@@ -119,15 +119,15 @@ class _Reader:
 
         alignment = header.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
-            raise _Damaged("its alignment makes no sense")
+            raise _BadHeader("its alignment makes no sense")
         start = -(-self.file.tell() // alignment) * alignment
         for name, (shape, kind, offset) in header.tensors.items():
             try:
                 block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
             except (ValueError, KeyError):
-                raise _Damaged(f"tensor {name} has the unknown type {kind}") from None
+                raise _BadHeader(f"tensor {name} has the unknown type {kind}") from None
             elements = 1
             for length in shape:
                 elements *= length
             if start + offset + elements // block * block_bytes > self.size:
-                raise _Damaged(f"tensor {name} lies beyond its end")
+                raise _BadHeader(f"tensor {name} lies beyond its end")

@@ -1,7 +1,7 @@
 """The byte-level BPE tokenizer that a GGUF file carries, as `tokenizers` builds it.
 
 `transformers` converts GGUF tokenizers too, but drops the rule for splitting a text before BPE (`tokenizer.ggml.pre`),
-and its first releases of version 5 took a byte-level BPE of a Llama for a SentencePiece one.
+and its first releases of version 5 read a byte-level BPE of a Llama as a SentencePiece one.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _unpack(path: Path, header: GgufHeader, folder: Path) -> None:
     import transformers
 
     place: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
-    # Since 5.20 or so transformers keeps the blocks packed unless told otherwise; before, there was nothing to tell.
+    # From about 5.20 on transformers keeps the blocks packed unless it is asked not to; before, it could not.
     packed = getattr(transformers, "GgufConfig", None)
     how = {"quantization_config": packed(dequantize=True)} if packed else {}
     # Its progress bar cannot be switched off by transformers' own setting, and it ignores whether stderr is a terminal.

@@ -31,7 +31,6 @@ class Definition(ABC):
     """
 
     name: ClassVar[str]
-    source: ClassVar[str]
     default_context: ClassVar[int | None] = None  # None: as many as the model was trained on
     per_word_and_byte: ClassVar[bool] = False
     context: int

@@ -19,7 +19,6 @@ class HuggingFace(Definition):
     """
 
     name: ClassVar[str] = "hf"
-    source: ClassVar[str] = "the transformers documentation, 'Perplexity of fixed-length models'"
 
     def __init__(self, context: int, stride: int = 512) -> None:
         super().__init__(context)

@@ -19,7 +19,6 @@ class LlamaCpp(Definition):
     """
 
     name: ClassVar[str] = "llamacpp"
-    source: ClassVar[str] = "llama.cpp, tools/perplexity/perplexity.cpp"
     default_context: ClassVar[int | None] = 512
 
     def __init__(self, context: int, bos: int | None = None) -> None:

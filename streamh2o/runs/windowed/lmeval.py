@@ -21,7 +21,6 @@ class LmEval(Definition):
     """
 
     name: ClassVar[str] = "lmeval"
-    source: ClassVar[str] = "lm-evaluation-harness, loglikelihood_rolling"
     per_word_and_byte: ClassVar[bool] = True
 
     def __init__(self, context: int, prefix: int) -> None:
