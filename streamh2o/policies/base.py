@@ -92,9 +92,9 @@ class Policy:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.type == "int":
+            if each.type in (int, "int"):
                 require_whole(each.name, value)
-            elif each.type == "float" and not isinstance(value, Real):
+            elif each.type in (float, "float") and not isinstance(value, Real):
                 raise UsageError(f"--{each.name} is {value!r}; it must be a number.")
         if self.positions not in get_args(Positions):
             raise UsageError(f"--positions is {self.positions!r}; it must be {' or '.join(get_args(Positions))}.")

@@ -95,6 +95,8 @@ def test_its_knobs_are_those_of_its_class(site):
     assert make_policy("theirs", 64, step=3).step == 3
     with pytest.raises(UsageError, match=r"no knob 'stride'; it has .*step"):
         make_policy("theirs", 64, stride=3)
+    with pytest.raises(UsageError, match="--step is 2.5; it must be a whole number"):
+        make_policy("theirs", 64, step=2.5)
 
 
 def test_a_built_in_name_imports_nothing_of_theirs(site):
