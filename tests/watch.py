@@ -2,7 +2,12 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from unittest import mock
 
+from torch import Tensor
+
+from streamh2o.kernels import plain
+from streamh2o.stream import layer_attention
 from streamh2o.stream.chunk_stream import ChunkStream
 
 
@@ -21,6 +26,22 @@ class Pass:
     newest: Counter
 
 
+def probed(stream: ChunkStream, ids) -> list[tuple[list[list[int]], Tensor]]:
+    """What a probe of `ids` [1, C] attends to: for each layer the tokens of its slots, by KV head, and the attention
+    [kv_heads, group, C, slots]."""
+    seen = []
+
+    def look(*arguments):
+        output, probabilities = plain.attend(*arguments)
+        layer = stream.cache.slots[len(seen)]
+        seen.append((layer.source_index[0, :, : layer.used].tolist(), probabilities[0]))
+        return output, probabilities
+
+    with mock.patch.object(layer_attention, "attend", look):
+        stream.probe(ids)
+    return seen
+
+
 def watch(model, policy, ids, chunk, newest=1) -> list[dict[tuple[int, int], Pass]]:
     """Feed `ids` [1, count] in chunks; every pass as {(layer, kv_head): Pass}."""
     received: dict[tuple[int, int], Counter] = {}
@@ -28,11 +49,7 @@ def watch(model, policy, ids, chunk, newest=1) -> list[dict[tuple[int, int], Pas
     with ChunkStream(model, policy, chunk=chunk) as stream:
         for start in range(0, ids.shape[1], chunk):
             part = ids[:, start : start + chunk]
-            seen: list[tuple] = []
-            stream.probe(
-                part,
-                lambda layer, p, seen=seen: seen.append((layer.source_index[0, :, : layer.used].tolist(), p[0])),
-            )
+            seen = probed(stream, part)
             stream.feed(part)
             now = {}
             for number, (tokens, attention) in enumerate(seen):

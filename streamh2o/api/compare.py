@@ -79,8 +79,8 @@ def compare(
     keys and values as integers. per_head: `kv` or `query`, which chooses its own slots.
     max_tokens: read at most so many tokens of each. bos: `auto`, `yes` or `no`. newline: `keep` or `lf`. errors:
     `strict` or `replace` bytes that are not UTF-8. allow_special: names of special tokens in the text become these.
-    dtype, device: for a model given by its name. threads: None leaves those of torch alone. progress: show it on
-    stderr.
+    dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel: how attention is
+    computed, `auto`, `compiled` or `torch`. progress: show it on stderr.
 
     Raises UsageError for options that do not fit, UserError for a text that cannot be read or a cell that fails; the
     cells before it are in `out`.

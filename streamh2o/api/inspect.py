@@ -80,8 +80,8 @@ def inspect(
     chunk: tokens of one forward pass. per_head: `kv` or `query`, which chooses its own slots.
     max_tokens: read at most so many tokens. bos: `auto`, `yes` or `no`. newline: `keep` or `lf`. errors: `strict` or
     `replace` bytes that are not UTF-8. allow_special: names of special tokens in the text become these tokens.
-    dtype, device: for a model given by its name. threads: None leaves those of torch alone. progress: show it on
-    stderr.
+    dtype, device: for a model given by its name. threads: None leaves those of torch alone. kernel: how attention is
+    computed, `auto`, `compiled` or `torch`. progress: show it on stderr.
 
     Raises UsageError for options that do not fit and for a policy that keeps nothing, UserError for a text that cannot
     be read or is empty. Where that shows after some chunks, the inspection is of the text before, and has a `failure`.

@@ -95,7 +95,7 @@ def test_its_knobs_are_those_of_its_class(site):
     assert make_policy("theirs", 64, step=3).step == 3
     with pytest.raises(UsageError, match=r"no knob 'stride'; it has .*step"):
         make_policy("theirs", 64, stride=3)
-    with pytest.raises(UsageError, match="--step is 2.5; it must be a whole number"):
+    with pytest.raises(UsageError, match=r"--step is 2\.5; it must be a whole number"):
         make_policy("theirs", 64, step=2.5)
 
 

@@ -10,6 +10,7 @@ from streamh2o.policies import make_policy
 from streamh2o.policies.streamh2o import LEAST_QUERIES
 from streamh2o.stream.chunk_stream import ChunkStream
 from tests import tiny
+from tests.watch import probed
 
 
 @pytest.mark.parametrize(("cache", "far"), [(128, 31), (256, 63), (512, 127), (1024, 128), (2048, 128)])
@@ -78,10 +79,8 @@ def test_the_kept_are_those_with_the_highest_fading_mean_of_far_attention(chunk)
     evicted = 0
     with ChunkStream(tiny.llama(), policy, chunk=chunk) as stream:
         for start in range(0, ids.shape[1], chunk):
-            part, passes = ids[:, start : start + chunk], []
-            stream.probe(
-                part, lambda layer, p, to=passes: to.append((layer.source_index[0, :, : layer.used].tolist(), p[0]))
-            )
+            part = ids[:, start : start + chunk]
+            passes = probed(stream, part)
             stream.feed(part)
             seen = start + part.shape[1]
             for number, (sources, attention) in enumerate(passes):
