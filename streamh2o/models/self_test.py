@@ -43,7 +43,7 @@ def streamed(loaded: Loaded, policy: Policy, ids: torch.Tensor, chunk: int) -> t
         return torch.cat(parts).cpu(), stream.evictions, stream.max_slots
 
 
-def plain(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def transformers_losses(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Losses [count - 1] of `ids` [1, count] by `transformers` alone.
 
     Its attention is the `eager` one, the only one that does all that every model asks for: the one it takes by itself
@@ -84,7 +84,7 @@ def require_same(loaded: Loaded) -> None:
     ids = text_ids(loaded, _TOKENS, _CHUNK)
     if ids.shape[1] < 2:
         return
-    expected = plain(loaded.model, ids)
+    expected = transformers_losses(loaded.model, ids)
     if not torch.isfinite(expected).all():
         return  # the run itself names the token
     found, _, _ = streamed(loaded, make_policy("streamingllm", cache=_TOKENS), ids, _CHUNK)

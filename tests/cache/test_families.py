@@ -15,7 +15,7 @@ from streamh2o.cache.positions import beyond_window, in_cache_positions
 from streamh2o.cache.rotary import RotaryTable
 from streamh2o.errors import UserError
 from streamh2o.models.load import load_model
-from streamh2o.models.self_test import plain
+from streamh2o.models.self_test import transformers_losses
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
 from streamh2o.stream.stream_cache import StreamCache
@@ -47,7 +47,7 @@ def test_every_supported_family_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_while_nothing_is_evicted_chunks_equal_the_plain_model(name):
     ids = tiny.tokens(40)
-    expected = plain(model(name), ids)
+    expected = transformers_losses(model(name), ids)
     one_by_one = stream_losses(name, make_policy("h2o", cache=64), ids[:, :12], 1)
     assert torch.allclose(one_by_one, expected[:11], atol=1e-4), "chunk 1"
     for policy, chunk in (("streamh2o", 7), ("full", 20), ("recompute", 40)):
@@ -91,7 +91,7 @@ def test_where_every_layer_has_a_window_and_the_cache_holds_it_nothing_is_lost(n
     extra = {} if policy == "streamingllm" else {"recent": families.WINDOW + 4}
     ids, made = tiny.tokens(90), make_policy(policy, cache=24, sinks=2, **extra)
     got = stream_losses(name, made, ids, 8)
-    assert torch.allclose(got, plain(model(name), ids), atol=1e-4)
+    assert torch.allclose(got, transformers_losses(model(name), ids), atol=1e-4)
 
 
 @settings(max_examples=20, deadline=None)
@@ -109,7 +109,7 @@ def test_what_a_window_hides_is_what_lies_farther_inside_the_cache(policy, cache
             stream.feed(tiny.tokens(chunk, seed=start))
         held, layer = stream.cache, stream.cache.slots[0]
         fresh = torch.zeros(1, 2, chunk, 8)
-        held.update(fresh, fresh, 0)
+        held.append(fresh, fresh, 0)
         hidden = beyond_window(held, layer, chunk, window)
         first, runs = in_cache_positions(held, layer, chunk)
         for head in range(2):
@@ -128,7 +128,7 @@ def test_what_a_window_hides_is_what_lies_farther_inside_the_cache(policy, cache
 @pytest.mark.parametrize("name", ["llama-longrope", "phi3-longrope"])
 def test_longrope_takes_the_long_angles_where_cache_and_chunk_exceed_its_first_length(name):
     ids = tiny.tokens(160)
-    expected = plain(model(name), ids)  # longer than the first length, 128
+    expected = transformers_losses(model(name), ids)  # longer than the first length, 128
     assert torch.allclose(stream_losses(name, make_policy("h2o", cache=160), ids, 32), expected, atol=1e-4)
     with ChunkStream(model(name), make_policy("h2o", cache=100), chunk=28) as stream:
         assert stream.trained == 128
@@ -138,10 +138,10 @@ def test_longrope_takes_the_long_angles_where_cache_and_chunk_exceed_its_first_l
 
 def test_dynamic_rope_keeps_the_angles_of_its_first_length():
     grown = CASES["llama-dynamic"].model()
-    plain(grown, tiny.tokens(600))  # beyond the 512 positions: transformers stretches the angles
+    transformers_losses(grown, tiny.tokens(600))  # beyond the 512 positions: transformers stretches the angles
     ids = tiny.tokens(40)
     got = tiny.stream_losses(grown, make_policy("h2o", cache=64), ids, 7)[0]
-    assert torch.allclose(got, plain(model("llama"), ids), atol=1e-4)
+    assert torch.allclose(got, transformers_losses(model("llama"), ids), atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
@@ -190,11 +190,11 @@ def test_tokens_that_look_ahead_are_refused():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_that_chunks_would_run_wrongly_is_not_loaded(tmp_path, monkeypatch, dtype):
     folder = str(model_folders.folder(tmp_path))
-    load_model(folder, dtype=dtype, device="cpu")
+    load_model(folder, dtype=dtype, device="cpu", kernel="torch")
     monkeypatch.setattr(RotaryTable, "_check_against", lambda *args: None)
     monkeypatch.setattr(RotaryTable, "rotate", lambda self, x, cos, sin, scale=1.0: x * scale)
     with pytest.raises(UserError, match=r"read in chunks, gives losses .* nats from those of transformers"):
-        load_model(folder, dtype=dtype, device="cpu")
+        load_model(folder, dtype=dtype, device="cpu", kernel="torch")
 
 
 @pytest.mark.skipif(not all(map(runs, SUPPORTED)), reason="an older transformers does not run every family")

@@ -157,11 +157,11 @@ def check_memory(loaded: Loaded, cache: int = 1024, chunk: int = 256) -> Iterato
 
 def check_losses(loaded: Loaded) -> Iterator[Finding]:
     """One by one, in chunks, and by plain `transformers`: the same losses. And a cache that evicts keeps its budget."""
-    from streamh2o.models.self_test import TOLERANCE, plain, streamed, text_ids
+    from streamh2o.models.self_test import TOLERANCE, streamed, text_ids, transformers_losses
     from streamh2o.policies import make_policy
 
     ids = text_ids(loaded, 96, _CHUNK)
-    dense = plain(loaded.model, ids)
+    dense = transformers_losses(loaded.model, ids)
     policy = make_policy("streamingllm", cache=ids.shape[1])
     serial, chunked = (streamed(loaded, policy, ids, chunk)[0] for chunk in (1, _CHUNK))
     limit = TOLERANCE[str(loaded.dtype).removeprefix("torch.")]

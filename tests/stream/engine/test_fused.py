@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from streamh2o.kernels.select import TORCH, select
-from streamh2o.models.self_test import plain
+from streamh2o.models.self_test import transformers_losses
 from streamh2o.policies import make_policy
 from streamh2o.stream.engine.fused import fused
 from streamh2o.stream.stream_cache import StreamCache
@@ -29,7 +29,7 @@ def test_every_family_has_the_same_losses_with_it(name, dtype):
     ids, policy = tiny.tokens(60), make_policy("h2o" if dtype == torch.float32 else "streamingllm", 24)
     exact = tiny.stream_losses(model, policy, ids, 8, kernel="torch")
     model = model.to(dtype)
-    before = plain(model, ids[:, :20])
+    before = transformers_losses(model, ids[:, :20])
     expected = tiny.stream_losses(model, policy, ids, 8, kernel="torch")
     found = tiny.stream_losses(model, policy, ids, 8, kernel="compiled")
     if dtype == torch.float32:
@@ -38,7 +38,7 @@ def test_every_family_has_the_same_losses_with_it(name, dtype):
         error, usual = ((losses - exact).abs().mean() for losses in (found, expected))
         assert error < 1.5 * usual + 0.01
     assert not replaced(model)
-    assert torch.equal(plain(model, ids[:, :20]), before)
+    assert torch.equal(transformers_losses(model, ids[:, :20]), before)
 
 
 @pytest.mark.parametrize(("dtype", "linear"), [(torch.float32, 0), (torch.bfloat16, 7)])
