@@ -15,10 +15,12 @@ def stream_tables(result: dict[str, Any]) -> list[RenderableType]:
     runs = [(r["name"], count(round(r["tokens_per_second"])), decimal(r["of_limit"])) for r in result["runs"]]
     shares = [(s["name"], decimal(s["share"], 3)) for s in result["stages"]]
     gains = [(g["policy"], decimal(g["ratio"], 1)) for g in result["evict_token"]]
+    engine = result["engine"]
     return [
         make_table(("", "tokens/s", "of limit"), runs),
         make_table((f"stages of {result['stages_of']}", "x linear layers"), shares),
         make_table((f"--evict token, cache {result['small']}", "x --chunk 1"), gains),
+        f"the CPU engine, {engine['of']}: {decimal(engine['ratio'])} times as fast with it as without",
     ]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from streamh2o.cache.memory_check import slot_bytes
-from streamh2o.runs.bench.stream_speed import clock, synchronize
+from streamh2o.runs.bench.race import clock, synchronize
 from streamh2o.stream.lending import cache_argument
 from streamh2o.stream.stream_cache import StreamCache
 

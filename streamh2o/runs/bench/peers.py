@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from streamh2o.errors import UserError
 from streamh2o.models.find import NAMED
-from streamh2o.runs.bench.stream_speed import Contestants
+from streamh2o.runs.bench.race import Contestants
 from streamh2o.stream.lending import cache_argument
 
 PROMPT = 2048  # tokens

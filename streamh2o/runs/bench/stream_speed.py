@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -17,56 +14,11 @@ from streamh2o.kernels.attention import attend_and_sum
 from streamh2o.kernels.gguf_linear import GgufLinear
 from streamh2o.kernels.select import Kernel
 from streamh2o.policies import make_policy
+from streamh2o.runs.bench.race import Contestants, Timing, clock, race, ratio, share, synchronize
 from streamh2o.stream.chunk_stream import ChunkStream
-
-Contestants = dict[str, tuple[int, Callable[[], object]]]  # tokens a call and the call, by name
 
 LIMIT = "linear layers alone"
 LOOP = 16  # tokens a round where each is a pass of its own
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What one contestant did: `tokens` a call and the `seconds` of each counted call."""
-
-    name: str
-    tokens: int
-    seconds: tuple[float, ...]
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / median(self.seconds)
-
-
-def clock(model: PreTrainedModel) -> Callable[[], float]:
-    """Seconds; of the processor where one thread does it all, so that other programs do not count."""
-    alone = model.device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time if alone else time.perf_counter
-
-
-def race(
-    contestants: Contestants, rounds: int, warmup: int = 1, now: Callable[[], float] = time.perf_counter
-) -> list[Timing]:
-    """Call each contestant `(tokens a call, call)` once a round, in turn, so that a drift of the machine hits all."""
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(warmup + rounds):
-        for name, (_, call) in contestants.items():
-            start = now()
-            call()
-            if turn >= warmup:
-                taken[name].append(now() - start)
-    return [Timing(name, contestants[name][0], tuple(seconds)) for name, seconds in taken.items()]
-
-
-def ratio(timing: Timing, other: Timing) -> float:
-    """Median over the rounds of how many times faster per token `timing` was than `other` in the same round."""
-    pairs = zip(timing.seconds, other.seconds, strict=True)
-    return median(theirs / other.tokens * timing.tokens / ours for ours, theirs in pairs)
-
-
-def share(timing: Timing, limit: Timing) -> float:
-    """Median over the rounds of the time `timing` took, in times of `limit`, per token."""
-    return 1 / ratio(timing, limit)
 
 
 def linear_layers(model: PreTrainedModel, chunk: int) -> Callable[[], None]:
@@ -95,12 +47,6 @@ def random_ids(model: PreTrainedModel, count: int) -> Tensor:
     return torch.randint(0, vocabulary, (1, count), generator=torch.Generator().manual_seed(0))
 
 
-def synchronize(model: PreTrainedModel) -> None:
-    """Wait until the model's device has done what it was given."""
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-
-
 def _to_the_end(call: Callable[[], object], model: PreTrainedModel) -> Callable[[], None]:
     """A GPU goes on after a call has returned."""
 
@@ -123,8 +69,11 @@ class WarmStream:
         chunk: int,
         evict: str = "chunk",
         kernel: str | Kernel = "auto",
+        engine: bool = True,
     ) -> None:
-        self.stream = ChunkStream(model, make_policy(policy, cache), chunk=chunk, evict=evict, kernel=kernel)
+        self.stream = ChunkStream(
+            model, make_policy(policy, cache), chunk=chunk, evict=evict, kernel=kernel, engine=engine
+        )
         self.ids, self.chunk, self.at = ids, chunk, 0
         while self.stream.tokens <= cache:
             self.feed()
@@ -199,61 +148,79 @@ def bench(
 
     Returns plain numbers: `runs` (name, tokens_per_second, of_limit: how close to the linear layers alone) and
     `stages` (name, share: of the time the linear layers take); `evict_token` (policy, ratio: how many times faster than
-    chunks of one token evicting after every token is in whole chunks, which gives the same losses).
+    chunks of one token evicting after every token is in whole chunks, which gives the same losses); `engine` (ratio:
+    how many times faster the first policy is with the CPU engine than without it).
     """
-    warm: dict[str, WarmStream] = {}
-    contestants: Contestants = {LIMIT: (chunk, linear_layers(model, chunk))}
-    piece, now = ids[:, :chunk], clock(model)
+    limit: Contestants = {LIMIT: (chunk, linear_layers(model, chunk))}
+    small, now = min(caches), clock(model)
 
     def dense() -> None:
-        model(piece, use_cache=False)
+        model(ids[:, :chunk], use_cache=False)
         synchronize(model)
 
-    # These need the model's own attention, so they are timed before any stream is attached.
-    others = {"dense pass over one chunk": (chunk, dense), **(peers or {})}
-    baselines = race({LIMIT: contestants[LIMIT], **others}, rounds, now=now)
+    # These need the model's own attention, so they are timed before there is any stream.
+    baselines = race({**limit, "dense pass over one chunk": (chunk, dense), **(peers or {})}, rounds, now=now)
+    streams = _Streams(model, ids, chunk, kernel)
     try:
         for cache in caches:
             for policy in policies:
-                name = f"{policy}, cache {cache}"
-                warm[name] = WarmStream(model, ids, policy, cache, chunk)
-                contestants[name] = (chunk, warm[name].feed)
-        small = min(caches)
-        warm["recompute"] = WarmStream(model, ids, "recompute", small, chunk)
-        contestants[f"window of {small} recomputed"] = (chunk, warm["recompute"].feed)
+                streams.add(f"{policy}, cache {cache}", policy, cache)
+        streams.add(f"window of {small} recomputed", "recompute", small)
+        streams.add(_without_engine(policies[0], small), policies[0], small, engine=False)
         for policy in policies:
-            exact, loop = _evict_token(policy, small), _token_by_token(policy, small)
-            warm[exact] = WarmStream(model, ids, policy, small, chunk, evict="token")
-            contestants[exact] = (chunk, warm[exact].feed)
-            warm[loop] = WarmStream(model, ids, policy, small, chunk)
-            warm[loop].chunk = 1  # from here on; filling the cache so would take longer than the benchmark
-            contestants[loop] = (LOOP, _calls(warm[loop].feed, LOOP))
-        timings = race(contestants, rounds, now=now)
-        first = warm[f"{policies[0]}, cache {small}"]
-        parts = {name: (chunk, call) for name, call in stages(first).items()}
-        staged = race({LIMIT: contestants[LIMIT], **parts}, rounds, now=now)
+            streams.add(_evict_token(policy, small), policy, small, evict="token")
+            streams.add_token_by_token(_token_by_token(policy, small), policy, small)
+        timings = race({**limit, **streams.contestants}, rounds, now=now)
+        first = f"{policies[0]}, cache {small}"
+        parts = {name: (chunk, call) for name, call in stages(streams.warm[first]).items()}
+        staged = race({**limit, **parts}, rounds, now=now)
     finally:
-        for each in warm.values():
-            each.stream.close()
-    runs = [_row(timing, timings[0]) for timing in timings] + [_row(other, baselines[0]) for other in baselines[1:]]
-    by_name = {timing.name: timing for timing in timings}
-    gains = [
-        {
-            "policy": policy,
-            "ratio": ratio(by_name[_evict_token(policy, small)], by_name[_token_by_token(policy, small)]),
-        }
-        for policy in policies
-    ]
-    shares = [{"name": t.name, "share": share(t, staged[0])} for t in staged[1:]]
+        streams.close()
+    named = {timing.name: timing for timing in timings}
+    gains = {
+        policy: ratio(named[_evict_token(policy, small)], named[_token_by_token(policy, small)]) for policy in policies
+    }
     return {
         "chunk": chunk,
         "rounds": rounds,
         "small": small,
-        "runs": runs,
-        "stages": shares,
+        "runs": [_row(each, timings[0]) for each in timings] + [_row(each, baselines[0]) for each in baselines[1:]],
+        "stages": [{"name": each.name, "share": share(each, staged[0])} for each in staged[1:]],
         "stages_of": f"{policies[0]}, {small}",
-        "evict_token": gains,
+        "evict_token": [{"policy": policy, "ratio": gain} for policy, gain in gains.items()],
+        "engine": {"of": first, "ratio": ratio(named[first], named[_without_engine(policies[0], small)])},
     }
+
+
+class _Streams:
+    """Warm streams of one model, and each as a contestant."""
+
+    def __init__(self, model: PreTrainedModel, ids: Tensor, chunk: int, kernel: str | Kernel) -> None:
+        self._model, self._ids, self._chunk, self._kernel = model, ids, chunk, kernel
+        self.warm: dict[str, WarmStream] = {}
+        self.contestants: Contestants = {}
+
+    def add(self, name: str, policy: str, cache: int, evict: str = "chunk", engine: bool = True) -> None:
+        """A call reads one chunk."""
+        self.warm[name] = WarmStream(
+            self._model, self._ids, policy, cache, self._chunk, evict, kernel=self._kernel, engine=engine
+        )
+        self.contestants[name] = self._chunk, self.warm[name].feed
+
+    def add_token_by_token(self, name: str, policy: str, cache: int) -> None:
+        """A call reads `LOOP` chunks of one token."""
+        self.add(name, policy, cache)
+        feed = self.warm[name].feed
+        self.warm[name].chunk = 1  # from here on: to fill the cache so would take longer than the benchmark
+        self.contestants[name] = LOOP, lambda: [feed() for _ in range(LOOP)]
+
+    def close(self) -> None:
+        for warm in self.warm.values():
+            warm.stream.close()
+
+
+def _without_engine(policy: str, cache: int) -> str:
+    return f"{policy}, cache {cache}, without the engine"
 
 
 def _evict_token(policy: str, cache: int) -> str:
@@ -262,14 +229,6 @@ def _evict_token(policy: str, cache: int) -> str:
 
 def _token_by_token(policy: str, cache: int) -> str:
     return f"{policy}, cache {cache}, chunk 1"
-
-
-def _calls(call: Callable[[], object], count: int) -> Callable[[], None]:
-    def calls() -> None:
-        for _ in range(count):
-            call()
-
-    return calls
 
 
 def _row(timing: Timing, limit: Timing) -> dict[str, Any]:
