@@ -18,7 +18,7 @@ from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions
 from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.progress import Observer
-from streamh2o.runs.saving.checks import telling_damage
+from streamh2o.runs.saving.checks import naming_damage
 from streamh2o.text.rereadable import Rereadable
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def answer_questions(
         with PerplexityRun(loaded, text.source, policy, replace(options, score=False), saved) as run:
             answering = AnswerRun(loaded, run, retriever, text, cache, chunks)
             if saved is not None:
-                with telling_damage(source.name):
+                with naming_damage(source.name):
                     answering.load_state(*saved)
             elif pinned:
                 for ids in torch.tensor([pinned]).split(options.chunk, dim=1):

@@ -179,9 +179,9 @@ class _Plan:
     def answered(self, keeper: Keeper) -> Answers:
         """The answers of a finished run."""
         from streamh2o.ask.answer import Answer, Answers
-        from streamh2o.runs.saving.checks import telling_damage
+        from streamh2o.runs.saving.checks import naming_damage
 
-        with telling_damage(self.source.name):
+        with naming_damage(self.source.name):
             result = keeper.results[0]
             return Answers(tuple(Answer.of(each) for each in result["answers"]), result["tokens"], True)
 

@@ -65,10 +65,10 @@ class BatchRun:
                 blocks = self._read(interrupt)
                 if not blocks:
                     return
-                for number, fed in zip(blocks, self._feed(blocks), strict=True):
+                for number, result in zip(blocks, self._feed(blocks), strict=True):
                     run = self._running[number]
                     with _naming(run):
-                        self.latest[number] = run.add(blocks[number], fed)
+                        self.latest[number] = run.add(blocks[number], result)
                     yield number, self.latest[number]
         except Stopped:
             return

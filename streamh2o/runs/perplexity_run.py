@@ -19,7 +19,7 @@ from streamh2o.runs.interrupt import Interrupt, Stopped
 from streamh2o.runs.options import RunOptions, open_reader, open_stream
 from streamh2o.runs.perplexity import RunningPerplexity
 from streamh2o.runs.progress import Progress
-from streamh2o.runs.saving.checks import require_sound, telling_damage
+from streamh2o.runs.saving.checks import naming_damage, require_sound
 from streamh2o.stream.chunk_stream import ChunkResult
 from streamh2o.text import Block, Source, TokenReader
 from streamh2o.text.replay import Replay
@@ -73,7 +73,7 @@ class PerplexityRun:
         if not saved:
             return open_reader(self.source, self.loaded.tokenizer, self.options)
         tensors, counts = saved
-        with telling_damage(self.source.name):
+        with naming_damage(self.source.name):
             require_sound(tensors, counts, self.loaded.model.config.get_text_config().hidden_size)
             device = self.loaded.device
             self.stream.load_state({name: tensor.to(device) for name, tensor in tensors.items()}, counts["stream"])
@@ -111,8 +111,8 @@ class PerplexityRun:
                 if block is None:
                     return
                 with naming_memory(f"{self.source.name}: out of memory after {self._tokens} tokens"):
-                    fed = self.stream.feed(torch.from_numpy(block.ids)[None], self.options.score)
-                yield self.add(block, fed)
+                    result = self.stream.feed(torch.from_numpy(block.ids)[None], self.options.score)
+                yield self.add(block, result)
         except Stopped:
             return
         finally:
@@ -129,10 +129,10 @@ class PerplexityRun:
             self.complete = True
         return block
 
-    def add(self, block: Block, fed: ChunkResult) -> Progress:
-        """Sum up what the stream made of `block`. Raises UserError where a loss is not a finite number."""
+    def add(self, block: Block, result: ChunkResult) -> Progress:
+        """Add the losses of `block`. Raises UserError where a loss is not a finite number."""
         self.block = block
-        losses = fed.losses[0].float().cpu().numpy()
+        losses = result.losses[0].float().cpu().numpy()
         nll = self.perplexity.add(losses)
         self._mark()
         return self._progress(losses, nll)
@@ -199,7 +199,7 @@ class PerplexityRun:
             )
 
     def result(self) -> dict[str, Any]:
-        """What `--json` prints, plain numbers and strings; `complete` tells whether the run came to its end.
+        """What `--json` prints, plain numbers and strings; `complete` says whether the run came to its end.
 
         `bytes`, `words` and `sha256` are those of the text that was scored: the whole input where `whole` is true.
         """

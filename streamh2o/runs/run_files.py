@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamh2o.runs.curve import Curve
-from streamh2o.runs.outputs import LogWriter, LossWriter, OutputFile
+from streamh2o.runs.growing_file import GrowingFile, LogWriter, LossWriter
 from streamh2o.runs.progress import Observer, Progress
 from streamh2o.text import Source
 
@@ -39,7 +39,7 @@ class RunFiles:
 
     def __enter__(self) -> RunFiles:
         marks = self._keeper.marks if self._keeper else {}
-        files: dict[str, OutputFile] = {}
+        files: dict[str, GrowingFile] = {}
         with ExitStack() as opened:
             if self._log is not None:
                 writer = LogWriter(self._log, len(self._sources) > 1, marks.get("--log"))

@@ -14,7 +14,7 @@ from streamh2o.runs.generate.generator import Generator
 from streamh2o.runs.generate.sampling import Sampling
 from streamh2o.runs.interrupt import Interrupt, Stopped
 from streamh2o.runs.options import RunOptions, open_reader
-from streamh2o.runs.saving.checks import require_count, require_reader, telling_damage
+from streamh2o.runs.saving.checks import naming_damage, require_count, require_reader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ def continue_text(
     generator = Generator(loaded, cache, sampling, ends, endless=not stop_at_end)
     continuation = Continuation(generator, loaded.tokenizer)
     if saved is not None:
-        with telling_damage("The checkpoint"):
+        with naming_damage("The checkpoint"):
             continuation.load_state(*saved)
     try:
         if not continuation.read:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from streamh2o.runs.outputs import OutputFile
+from streamh2o.runs.growing_file import GrowingFile
 
 
-class Transcript(OutputFile):
+class Transcript(GrowingFile):
     """A UTF-8 text file that grows. Raises UserError where it cannot be written."""
 
     def __enter__(self) -> Transcript:

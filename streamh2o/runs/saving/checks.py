@@ -14,7 +14,7 @@ _READER = ("tokens", "words", "bytes")
 
 
 @contextmanager
-def telling_damage(name: str) -> Iterator[None]:
+def naming_damage(name: str) -> Iterator[None]:
     """Whatever a state with wrong contents raises in the block becomes one sentence, a UserError."""
     try:
         yield

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamh2o.errors import UsageError, UserError
 from streamh2o.runs.curve import Curve
-from streamh2o.runs.outputs import OutputFile
+from streamh2o.runs.growing_file import GrowingFile
 from streamh2o.runs.saving.folder import CheckpointFolder
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def check_same(saved: dict[str, Any], now: dict[str, Any], tell: Tell) -> None:
 class Outputs:
     """The files that grow with a run, by option, and its curves: what has to stand where it stood when it goes on."""
 
-    files: dict[str, OutputFile] = field(default_factory=dict)
+    files: dict[str, GrowingFile] = field(default_factory=dict)
     curves: list[Curve] = field(default_factory=list)
     plotted: bool = False
 

@@ -8,8 +8,8 @@ import pytest
 
 from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import make_policy
+from streamh2o.runs.growing_file import LogWriter
 from streamh2o.runs.options import RunOptions
-from streamh2o.runs.outputs import LogWriter
 from streamh2o.runs.perplexity_run import PerplexityRun
 from streamh2o.runs.saving.keeper import Keeper, Pace
 from tests.call import one_sentence

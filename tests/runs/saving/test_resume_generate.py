@@ -54,7 +54,7 @@ def test_from_every_token_the_same_tokens_follow(loaded, policy):
 
 
 def test_a_damaged_state_is_one_sentence(loaded):
-    from streamh2o.runs.saving.checks import telling_damage
+    from streamh2o.runs.saving.checks import naming_damage
 
     continuation = begun(loaded, "streamh2o")
     with continuation.generator.cache:
@@ -71,7 +71,7 @@ def test_a_damaged_state_is_one_sentence(loaded):
         again = begun(loaded, "streamh2o")
         with again.generator.cache:
             try:
-                with telling_damage("The checkpoint"):
+                with naming_damage("The checkpoint"):
                     again.load_state(*saved)
             except UserError as error:
                 said.append(str(error))
