@@ -22,10 +22,10 @@ _ROUNDS = 3
 
 
 def fastest_chunk(loaded: Loaded, policy: Policy, options: RunOptions) -> int:
-    """The one of `CHUNKS` with the most tokens a second once the cache is full, by a trial of a few seconds.
+    """The one of `CHUNKS` that reads most tokens per second once the cache is full, by a trial of a few seconds.
 
-    options: all but the chunk, of which `kv_bits` is left out of the trial. Chunks that do not fit the model's
-    positions are not tried; where only one does, it is that.
+    options: all but the chunk; the trial leaves `kv_bits` out. Only chunks that fit the model's positions are tried. If
+    there is one of them, it is taken without a trial; if there is none, the largest that fits is.
     """
     room = loaded.trained_positions - policy.cache if policy.evicts else loaded.trained_positions // (_ROUNDS + 1)
     fitting = [chunk for chunk in CHUNKS if chunk <= room]
@@ -41,7 +41,7 @@ def fastest_chunk(loaded: Loaded, policy: Policy, options: RunOptions) -> int:
 
 
 def _rate(model: PreTrainedModel, stream: ChunkStream, chunk: int) -> float:
-    """Tokens a second of `stream`, the best of a few chunks of random tokens behind a full cache."""
+    """Tokens per second of `stream`: the fastest of a few chunks of random tokens after a full cache."""
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(0, vocabulary, (1, chunk), generator=generator)
@@ -51,13 +51,13 @@ def _rate(model: PreTrainedModel, stream: ChunkStream, chunk: int) -> float:
     best = 0.0
     for _ in range(_ROUNDS):
         start = time.perf_counter()
-        float(stream.feed(ids).losses.sum())  # the sum is what a GPU is waited for by
+        float(stream.feed(ids).losses.sum())  # the sum waits for a GPU
         best = max(best, chunk / (time.perf_counter() - start))
     return best
 
 
 def _fill(stream: ChunkStream) -> None:
-    """Let the slots be a full cache of copies: what they hold does not matter for speed."""
+    """Fill the cache with copies of its slots; what they hold does not matter for speed."""
     tensors, counts = stream.state()
     size = stream.policy.cache
 

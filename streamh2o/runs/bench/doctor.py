@@ -132,7 +132,7 @@ def _weights(loaded: Loaded) -> str:
 def _why_device(asked: str, device: torch.device) -> str:
     if asked != "auto":
         return "as asked for"
-    return "a GPU that PyTorch can use" if device.type == "cuda" else "for PyTorch finds no GPU here"
+    return "a GPU that PyTorch can use" if device.type == "cuda" else "since PyTorch finds no GPU here"
 
 
 def _why_dtype(asked: str, loaded: Loaded) -> str:

@@ -47,7 +47,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Taken:
+class Duration:
     """Seconds until the first token, and for each further one."""
 
     first: float
@@ -68,7 +68,7 @@ class _Clock(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def run_once(model: PreTrainedModel, job: Job, new: int) -> Taken:
+def run_once(model: PreTrainedModel, job: Job, new: int) -> Duration:
     """Generate `new` tokens, at least 2, greedily, after random prompts."""
     vocabulary = model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +87,7 @@ def run_once(model: PreTrainedModel, job: Job, new: int) -> Taken:
         if cache is not None:
             cache.detach()
     start, first, *_, last = clock.times
-    return Taken(first - start, (last - first) / (new - 1), last - start)
+    return Duration(first - start, (last - first) / (new - 1), last - start)
 
 
 def jobs_of(batch: int, prompt: int, new: int, share: float, chunk: int) -> list[Job]:
@@ -130,11 +130,11 @@ def bench_generate(
         tell(f"batch {', '.join(str(job.batch) for job in jobs)}, prompt {jobs[0].prompt}, new {jobs[0].new}")
         for job in jobs:
             run_once(model, replace(job, prompt=min(job.prompt, WARM)), 2)
-        taken: dict[str, list[Taken]] = {job.name: [] for job in jobs}
+        seconds: dict[str, list[Duration]] = {job.name: [] for job in jobs}
         for _ in range(rounds):
             for job in jobs:
-                taken[job.name].append(run_once(model, job, job.new))
-        rows = [_row(model, job, taken[job.name], taken.get(FULL), jobs[0]) for job in jobs]
+                seconds[job.name].append(run_once(model, job, job.new))
+        rows = [_row(model, job, seconds[job.name], seconds.get(FULL), jobs[0]) for job in jobs]
         cases.append({"prompt": jobs[0].prompt, "new": jobs[0].new, "largest_batch": largest_batch, "rows": rows})
     about = {"share": share, "chunk": chunk, "rounds": rounds, "memory_limit": memory_limit}
     return {**about, "clock": clock(model).__name__, "cases": cases}
@@ -157,20 +157,22 @@ def _cases(
                 yield True, jobs
 
 
-def _row(model: PreTrainedModel, job: Job, mine: list[Taken], full: list[Taken] | None, other: Job) -> dict[str, Any]:
-    def against(what: Callable[[Taken], float]) -> float | None:
+def _row(
+    model: PreTrainedModel, job: Job, mine: list[Duration], full: list[Duration] | None, other: Job
+) -> dict[str, Any]:
+    def against(what: Callable[[Duration], float]) -> float | None:
         return None if full is None else median(what(a) / what(b) for a, b in zip(full, mine, strict=True))
 
-    whole = against(lambda taken: taken.whole)
+    whole = against(lambda each: each.whole)
     return {
         "name": job.name,
         "batch": job.batch,
         "slots": job.slots,
         "cache_bytes": job.batch * job.row_bytes(model),
-        "tokens_per_second": job.batch * job.new / median(taken.whole for taken in mine),
-        "first_seconds": median(taken.first for taken in mine),
-        "step_seconds": median(taken.step for taken in mine),
+        "tokens_per_second": job.batch * job.new / median(each.whole for each in mine),
+        "first_seconds": median(each.first for each in mine),
+        "step_seconds": median(each.step for each in mine),
         "times_as_fast": None if whole is None else whole * job.batch / other.batch,
-        "first_ratio": against(lambda taken: taken.first),
-        "step_ratio": against(lambda taken: taken.step),
+        "first_ratio": against(lambda each: each.first),
+        "step_ratio": against(lambda each: each.step),
     }

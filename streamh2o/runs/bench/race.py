@@ -42,14 +42,14 @@ def race(
     contestants: Contestants, rounds: int, warmup: int = 1, now: Callable[[], float] = time.perf_counter
 ) -> list[Timing]:
     """Call each contestant `(tokens a call, call)` once a round, in turn, so that a drift of the machine hits all."""
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    seconds_of: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(warmup + rounds):
         for name, (_, call) in contestants.items():
             start = now()
             call()
             if turn >= warmup:
-                taken[name].append(now() - start)
-    return [Timing(name, contestants[name][0], tuple(seconds)) for name, seconds in taken.items()]
+                seconds_of[name].append(now() - start)
+    return [Timing(name, contestants[name][0], tuple(seconds)) for name, seconds in seconds_of.items()]
 
 
 def ratio(timing: Timing, other: Timing) -> float:
