@@ -115,6 +115,7 @@ def perplexity(
     from streamh2o.report.live import make_display
     from streamh2o.runs.in_turn import InTurn
     from streamh2o.runs.options import RunOptions
+    from streamh2o.runs.outputs import check_outputs
     from streamh2o.runs.perplexity_run import PerplexityRun
     from streamh2o.runs.run_files import RunFiles
     from streamh2o.runs.score_inputs import score_inputs
@@ -130,7 +131,9 @@ def perplexity(
         evict=evict,
         kv_bits=kv_bits,
     )
-    files = RunFiles([source], None if log is None else Path(log), None if nll_out is None else Path(nll_out))
+    outputs = {name: None if path is None else Path(path) for name, path in (("log", log), ("nll_out", nll_out))}
+    check_outputs(outputs, [source.name])
+    files = RunFiles([source], outputs["log"], outputs["nll_out"])
     with torch_threads(threads):
         loaded = to_loaded(model, dtype=dtype, device=device, kernel=kernel)
         with files, make_display(quiet=not progress) as display:

@@ -106,3 +106,10 @@ def test_a_failure_half_way_has_what_came_before(loaded):
 def test_an_option_that_cannot_be_is_named(loaded, how, said):
     with pytest.raises(UsageError, match=said):
         package.perplexity(text=TEXT, model=loaded, kernel="torch", **how)
+
+
+def test_its_files_do_not_overwrite_the_text(loaded, book):
+    before = book.read_bytes()
+    with pytest.raises(UsageError, match=r"log .*overwrite an input"):
+        package.perplexity(book, model=loaded, log=book)
+    assert book.read_bytes() == before
