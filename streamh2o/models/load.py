@@ -129,16 +129,6 @@ def _require_spreadable(device_map: str | dict[str, Any], device: str) -> str | 
     return device_map
 
 
-def load_tokenizer(name: str = DEFAULT_MODEL, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model called `name`, without its weights. Raises UserError as `load_model` does."""
-    import transformers
-
-    check_transformers(transformers.__version__)
-    with quiet_transformers():
-        folder = model_folder(name, trust_remote_code=trust_remote_code, tell=tell)
-        return _tokenizer(name, folder, {"local_files_only": True, "trust_remote_code": trust_remote_code})
-
-
 def _config(name: str, folder: Path, how: dict[str, Any]) -> Any:
     """The model's configuration, once it is known that its architecture is supported."""
     import transformers

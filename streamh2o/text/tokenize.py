@@ -14,7 +14,6 @@ A window without a place to splice grows. Only past LONGEST_WORD characters is a
 """
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamh2o.errors import UserError
+from streamh2o.text.cuts import separable, word_begins
 from streamh2o.text.special_tokens import specials_as_text
 from streamh2o.text.tokenizer_traits import traits
 
@@ -31,14 +31,6 @@ LONGEST_WORD = 1 << 20  # characters
 _MORE_BORDERS = 5  # borders that a window shares with the next, at least, for the two to agree on one
 
 Chunks = Iterator[tuple[str, np.ndarray, int]]
-
-_SPACES = np.array([chr(code).isspace() for code in range(0x3002)])
-# Characters that join the next one into a grapheme (Unicode 16, Grapheme_Cluster_Break=Prepend).
-_PREPENDED = re.compile(
-    "[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3\U000113d1"
-    "\U0001193f\U00011941\U00011a3a\U00011a84-\U00011a89\U00011d46\U00011f02]"
-)
-_JOINING = {"Mn", "Mc", "Me", "Cf", "Cn"}
 
 
 class Place(NamedTuple):
@@ -192,7 +184,7 @@ class WindowTokenizer:
         for index in range(min(wanted, len(borders) - _MORE_BORDERS), -1, -1):
             if borders[index] < len(window.text) // 2:
                 break
-            if _separable(window.text, int(borders[index])):
+            if separable(window.text, int(borders[index])):
                 return int(borders[index])
         return None
 
@@ -229,7 +221,7 @@ class WindowTokenizer:
         for cut in common[good][::-1].tolist():
             # White space does not tell which word it belongs to before it has ended.
             blank = inside and (left.text[cut - 1].isspace() or left.text[cut].isspace())
-            if not blank and _separable(left.text, cut):
+            if not blank and separable(left.text, cut):
                 return cut
         return None
 
@@ -241,7 +233,7 @@ class WindowTokenizer:
         starts = self._bytes(window, offsets)[first:upto]
         text = window.text[at:cut]
         before = window.text[at - 1].isspace() if at else place.after_space
-        begins = _word_begins(text, before) + at
+        begins = word_begins(text, before) + at
         return Piece(
             ids=window.ids[first:upto],
             starts=starts,
@@ -313,25 +305,3 @@ def _character(window: _Window, token: int) -> int:
     if token == 0:
         return 0
     return int(window.starts[token]) if token < len(window.starts) else len(window.text)
-
-
-def _separable(text: str, index: int) -> bool:
-    """Whether normalising text[:index] and text[index:] apart surely gives the normalised whole.
-
-    Nothing at the cut may compose, reorder or make one grapheme (Unicode Standard Annexes 15 and 29).
-    """
-    before, after = text[index - 1], text[index]
-    if after.isascii():
-        return not (before == "\r" and after == "\n") and not _PREPENDED.match(before)
-    first = unicodedata.normalize("NFKD", after)[0]
-    joins = "\u1160" <= first <= "\u11ff" or unicodedata.combining(first) != 0
-    if joins or unicodedata.category(after)[0] not in "LNPZ" or unicodedata.category(first)[0] == "M":
-        return False
-    return unicodedata.category(before) not in _JOINING and not _PREPENDED.match(before)
-
-
-def _word_begins(text: str, after_space: bool) -> np.ndarray:
-    """Index of every character that begins a word: not white space, but preceded by it."""
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    spaces = _SPACES[np.minimum(codes, len(_SPACES) - 1)]
-    return np.flatnonzero(~spaces & np.concatenate(([after_space], spaces[:-1])))

@@ -11,7 +11,7 @@ import numpy as np
 from streamh2o.errors import UserError
 from streamh2o.policies import Policy
 from streamh2o.runs.inspect.excerpts import Excerpts, context, read_excerpts, token_texts
-from streamh2o.runs.inspect.kept import QUANTILES, HeldTokens, Kept, Watch
+from streamh2o.runs.inspect.kept import QUANTILES, CacheWatch, HeldTokens, Kept
 from streamh2o.runs.interrupt import Interrupt
 from streamh2o.runs.options import RunOptions
 from streamh2o.runs.perplexity_run import PerplexityRun
@@ -118,7 +118,7 @@ def inspect_source(
     failure: UserError | None = None
     with Rereadable(source) as text:
         with PerplexityRun(loaded, text.source, policy, options) as run:
-            watch = Watch(run.stream)
+            watch = CacheWatch(run.stream)
             try:
                 for progress in run.chunks(interrupt):
                     assert run.block is not None

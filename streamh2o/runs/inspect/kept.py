@@ -151,7 +151,7 @@ class HeldTokens:
         return np.lexsort((-self.token, ranks, -self.pairs))[:count]
 
 
-class Watch:
+class CacheWatch:
     """Looks at a stream's cache after each chunk; what it remembers is bounded by the cache, not by the text.
 
     Raises UsageError where the policy keeps nothing from one chunk to the next.

@@ -20,7 +20,7 @@ from streamh2o.models.find import list_models
 from streamh2o.models.gguf import unpacked as gguf_cache
 from streamh2o.models.gguf.header import read_header
 from streamh2o.models.gguf.tokenizer import byte_level_tokenizer
-from streamh2o.models.load import load_model, load_tokenizer
+from streamh2o.models.load import load_model
 from tests import model_folders, toy_tokenizers
 
 
@@ -55,7 +55,7 @@ def test_a_gguf_gives_the_model_it_was_made_from(cached):
 
 
 def test_its_tokenizer_has_the_ids_special_tokens_and_chat_template_of_the_file(cached):
-    tokenizer = load_tokenizer(str(cached))
+    tokenizer = load_model(str(cached), device="cpu").tokenizer
     assert tokenizer(model_folders.TEXT).input_ids == toy_tokenizers.gpt2().encode(model_folders.TEXT).ids
     assert tokenizer.decode(tokenizer(model_folders.TEXT).input_ids) == model_folders.TEXT
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "<|im_end|>")
@@ -95,7 +95,7 @@ def test_blocks_of_four_bits_are_kept_exactly(tmp_path, empty_cache):
 
 
 def test_the_second_start_reads_the_cache(cached, capfd):
-    load_tokenizer(str(cached))
+    gguf_cache.safetensors_folder(cached)
     folder = gguf_cache.cached_folder(cached)
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     capfd.readouterr()
@@ -133,7 +133,7 @@ def test_a_cut_file_in_the_cache_is_made_again(made, empty_cache):
 
 
 def test_two_processes_at_once_leave_one_whole_copy(made, empty_cache):
-    code = "import sys; from streamh2o.models.load import load_tokenizer; load_tokenizer(sys.argv[1])"
+    code = "import sys; from streamh2o.models.find import model_folder; model_folder(sys.argv[1])"
     both = [subprocess.Popen([sys.executable, "-c", code, str(made)], stderr=subprocess.PIPE) for _ in range(2)]
     for process in both:
         process.communicate(timeout=300)
@@ -167,7 +167,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(made, tmp_path, monkeypa
 
 
 def test_an_unpacked_gguf_is_listed(cached):
-    load_tokenizer(str(cached))
+    gguf_cache.safetensors_folder(cached)
     (line,) = [model for model in list_models() if model.kind == "gguf"]
     assert (line.name, line.ready) == (str(cached.resolve()), True)
     assert line.size > cached.stat().st_size / 2

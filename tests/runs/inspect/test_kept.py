@@ -15,7 +15,7 @@ from streamh2o.policies import make_policy
 from streamh2o.runs.inspect import places
 from streamh2o.runs.inspect.cache_contents import inspect_source
 from streamh2o.runs.inspect.excerpts import FOLD, read_excerpts, token_texts
-from streamh2o.runs.inspect.kept import AGE_EDGES, Watch
+from streamh2o.runs.inspect.kept import AGE_EDGES, CacheWatch
 from streamh2o.runs.inspect.places import AROUND, Places
 from streamh2o.runs.options import RunOptions
 from streamh2o.stream.chunk_stream import ChunkStream
@@ -53,11 +53,11 @@ class _Block:
 
 
 def stream_and_recount(policy, count=203):
-    """What `Watch` says of a stream, and what the slots say after each of its evictions."""
+    """What `CacheWatch` says of a stream, and what the slots say after each of its evictions."""
     ids, model = tokens(count), llama()
     snapshots = []
     with ChunkStream(model, policy, chunk=CHUNK) as stream:
-        looking = Watch(stream)
+        looking = CacheWatch(stream)
         for start in range(0, count, CHUNK):
             part = ids[:, start : start + CHUNK]
             before = stream.evictions
@@ -138,7 +138,7 @@ def test_rank_one_is_what_has_the_most_attention(name):
 def test_a_policy_that_keeps_nothing_is_refused():
     policy = make_policy("recompute", cache=40)
     with ChunkStream(llama(), policy, chunk=CHUNK) as stream, pytest.raises(UsageError, match="recompute"):
-        Watch(stream)
+        CacheWatch(stream)
 
 
 @given(st.data())
