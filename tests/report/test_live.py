@@ -4,7 +4,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from streamh2o.report.live import Display, LiveLines, PlainLines, frame, make_display
-from tests.runs.test_outputs import progress
+from tests.runs.test_growing_file import progress
 
 
 def test_plain_lines_come_every_few_seconds_and_say_it_all():
