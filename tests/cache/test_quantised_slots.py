@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streamh2o.cache import quantised_slots as quantised
 from streamh2o.cache.quantised_slots import GROUP, QuantisedSlots, Scratch, dequantise, quantise
 from streamh2o.errors import UsageError, UserError
+from streamh2o.kernels.select import TORCH
 from streamh2o.models.find import NAMED
 from streamh2o.models.load import load_model
 from streamh2o.policies import POLICIES, make_policy
@@ -151,7 +152,7 @@ def test_keys_are_quantised_per_channel(scale, seed, first):
     generator = torch.Generator().manual_seed(seed)
     wide = torch.rand(2, 1, 64, generator=generator).mul(6).sub(3).exp() * scale  # of the 64 channels of two heads
     keys = (torch.randn(1, 2, 150, 64, generator=generator) + 30 * torch.randn(2, 1, 64, generator=generator)) * wide
-    slots = QuantisedSlots(keys, keys, 200, make_policy("h2o", 200), 4, Scratch())
+    slots = QuantisedSlots(keys, keys, 200, TORCH, make_policy("h2o", 200), 4, Scratch())
     for part in keys.split([first, 150 - first], dim=2):
         slots.append(part, part, slots.used)
         slots.leave_window(4, 100)
