@@ -8,7 +8,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 .PHONY: help setup data demo test acceptance lint docs bench clean
 
 help:
-	@echo "make setup       .venv with everything, and the model"
+	@echo "make setup       .venv with everything but lm-eval (pip install '.[harness]'), and the model"
 	@echo "make demo        20,000 tokens of Shakespeare with two policies: a table and a picture in demo/"
 	@echo "make test        the tests that take minutes; make acceptance: those that run the real model for long"
 	@echo "make lint        ruff, mypy, the order of the rooms, the documentation"

@@ -42,7 +42,7 @@ def test_text_of_every_kind_comes_back_from_its_ids(tokenizer):
 
 
 @pytest.mark.slow
-def test_it_answers_with_sense_and_a_second_start_takes_a_moment(tokenizer):
+def test_it_answers_with_sense_and_a_second_start_takes_a_moment():
     loaded = load_model(dtype="float32", device="cpu")
     talk = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = loaded.tokenizer.apply_chat_template(
