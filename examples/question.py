@@ -1,4 +1,4 @@
-"""Ask a text: python examples/question.py data/sample.txt "Who sat in the boat with a tin box on her knees?" """
+"""Ask a text: python examples/question.py data/sample.txt "Who was sick over the side with great dignity?" """
 
 import sys
 

@@ -16,10 +16,8 @@ import streamh2o
 from streamh2o.policies import POLICIES
 from tests.docs.blocks import ROOT, blocks
 
-FUNCTIONS = sorted({"perplexity", "compare", "answer", "generate", "inspect"} & set(streamh2o.__all__))
-PAGES = sorted(
-    {block.page for block in blocks("python")} - ({"docs/guides/compare.md"} if "compare" not in FUNCTIONS else set())
-)
+FUNCTIONS = ("perplexity", "compare", "answer", "generate", "inspect")
+PAGES = sorted({block.page for block in blocks("python")})
 EXAMPLES = {"book.py": "", "pipe.py": "", "question.py": "", "generate.py": "", "chat.py": "Why is the sky blue?\n\n"}
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
 
