@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import re
 
 import pytest
 import typer
 
+from streamh2o import __version__
 from streamh2o.cli.main import app
 from tests.docs import commands_page
 from tests.docs.blocks import PAGES, ROOT
@@ -69,3 +72,21 @@ def import_module_from(path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+SCRIPTS_OF_OURS = [path for room in ("benchmarks", "examples", "docs") for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS_OF_OURS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_script_imports_from_the_package_exists(script):
+    for node in ast.walk(ast.parse(script.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamh2o"):
+            module = importlib.import_module(node.module)
+            for name in node.names:
+                if not hasattr(module, name.name):
+                    importlib.import_module(f"{node.module}.{name.name}")
+
+
+def test_the_citation_and_the_changelog_name_this_version():
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"## [{__version__}]\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
