@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 PERIOD = 0.2  # seconds between two looks
-BUSY, IDLE = 0.2, 0.05  # seconds that our threads together waited for a core, for each second
+BUSY, IDLE = 0.4, 0.25  # seconds per second that our threads together waited for a core; one busy core makes about 0.8
 QUIET_LOOKS = 10  # so many idle looks in a row end it
 _MOST = 16  # teams of sleeping threads; a machine that needs more has cores to spare
 _PARALLEL = 32768  # numbers that PyTorch gives each thread at least

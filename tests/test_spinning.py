@@ -42,7 +42,7 @@ def test_threads_sleep_once_they_wait_for_a_core(watch):
 
 def test_threads_spin_again_only_after_idle_looks_in_a_row(watch):
     watch.look(1.0)
-    for waited in [0.0] * (spinning.QUIET_LOOKS - 1) + [0.1] + [0.0] * (spinning.QUIET_LOOKS - 1):
+    for waited in [0.0] * (spinning.QUIET_LOOKS - 1) + [spinning.IDLE + 0.1] + [0.0] * (spinning.QUIET_LOOKS - 1):
         watch.look(waited)
         assert watch.sleeps
     watch.look(0.0)
