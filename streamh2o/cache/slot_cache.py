@@ -67,8 +67,9 @@ class SlotCache:
             key, value = (part.repeat_interleave(self.group, dim=1) for part in (key, value))
         if number == len(self.slots):
             room = self.policy.cache if self.policy.evicts else 0
-            self.slots.append(self._make_layer(key, value, room + max(self.chunk, key.shape[2]), self.kernel))
-            self.slots[-1].table = self.rotary.table(number, key.device)
+            layer = self._make_layer(key, value, room + max(self.chunk, key.shape[2]), self.kernel)
+            layer.table = self.rotary.table(number, key.device)
+            self.slots.append(layer)
         layer = self.slots[number]
         layer.append(key, value, self.tokens)
         return layer

@@ -101,7 +101,7 @@ class ChunkStream:
         self._cache_argument = cache_argument(model)
         self._last_hidden: Tensor | None = None  # [batch, 1, hidden_size], predicts the next chunk's first token
         self._tail: Tensor | None = None  # ids that `recompute` reads again
-        self._whole = True  # every chunk that was begun has been recorded
+        self._whole = True  # the cache holds what was recorded, and no part of anything else
         self._lending = lending_of(model)
         self._leave = self._lending.use(self, model)
 
@@ -185,6 +185,7 @@ class ChunkStream:
     def run(self, running: Pass, ids: Tensor, positions: Tensor) -> Tensor:
         """The hidden states [rows, n, hidden_size] of `ids` [rows, n]."""
         arguments = {self._cache_argument: running, "use_cache": True, "position_ids": positions}
+        running.begin()
         with self._lending.lend(running, self.engine):
             states: Tensor = self._decoder(input_ids=ids, **arguments).last_hidden_state
         return states
@@ -192,6 +193,9 @@ class ChunkStream:
     def _require_open(self) -> None:
         if not self._leave.alive:
             raise UserError("This stream is closed; make another.")
+        self._require_whole()
+
+    def _require_whole(self) -> None:
         if not self._whole:
             raise UserError("A chunk of this stream was cut off, so its text has a hole; make another.")
 
@@ -209,9 +213,9 @@ class ChunkStream:
         if losses is None:
             losses = hidden.new_zeros(len(hidden), 0, dtype=torch.float32)
         self._last_hidden = hidden[:, -1:].clone()
-        self._whole = True
         self.tokens += hidden.shape[1]
         self.scored += losses.shape[1]
+        self._whole = True
         return ChunkResult(losses, hidden)
 
     def position_ids(self, ids: Tensor, branches: Branches | None = None) -> Tensor:
@@ -241,7 +245,9 @@ class ChunkStream:
         ids = ids.to(self.model.device)
         running = Pass([self.cache], ids.shape[1], probe=True, branches=branches)
         hidden = self.run(running, ids, self.position_ids(ids, branches))
+        self._whole = False  # until all layers have given the probe's slots back
         running.finish()
+        self._whole = True
         return hidden
 
     @property
@@ -269,7 +275,11 @@ class ChunkStream:
         return self.cache.composition()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Tensors and counts that let another ChunkStream of the same settings go on with the same digits."""
+        """Tensors and counts that let another ChunkStream of the same settings go on with the same digits.
+
+        Raises UserError where a chunk was cut off.
+        """
+        self._require_whole()
         tensors = self.cache.state()
         for name, tensor in (("last_hidden", self._last_hidden), ("tail", self._tail)):
             if tensor is not None:
@@ -285,6 +295,7 @@ class ChunkStream:
 
     def load_state(self, tensors: dict[str, Tensor], counts: dict[str, int]) -> None:
         """Go on from what `state` gave. Raises UserError where it does not fit this model."""
+        self._whole = False
         self.cache.load_state(tensors, counts["cache_tokens"], counts["evictions"], counts["max_slots"])
         self._last_hidden, self._tail = tensors.get("last_hidden"), tensors.get("tail")
         self.tokens, self.scored = counts["tokens"], counts["scored"]

@@ -141,7 +141,7 @@ class Lending:
     def lend(self, running: Pass, engine: bool = True) -> Iterator[None]:
         """Lend the decoder our attention and, with `engine`, faster modules, for the block that runs `running`.
 
-        Where the block fails, the slots of the pass are taken back.
+        running: has begun. Where the block fails, its slots are taken back.
         """
         with self.lock:
             decoder: Any = self._decoder()
@@ -156,7 +156,6 @@ class Lending:
                     _set_forward(reference(), forward)
                 if faster is not None:
                     faster.on()
-                running.begin()
                 yield
             except BaseException:
                 running.undo()

@@ -43,6 +43,7 @@ class Pass(ModelCache):
         self._attended = 0  # layers
 
     def begin(self) -> None:
+        """Before the model is run; what `undo` goes back to."""
         for cache in self.caches:
             cache.begin(self.count)
 

@@ -160,7 +160,10 @@ class StreamCache(CallCache):
         if lending is not self._lending or not self._leave.alive:
             raise UserError("This StreamCache was made for another model, or was detached; make one for this model.")
         if not self._whole:
-            raise UserError("The last call with this StreamCache was cut off in a prompt; reset() it, or make another.")
+            raise UserError(
+                "The last call with this StreamCache was cut off where it can't be taken back, in a prompt or in an "
+                "eviction; reset() it, or make another."
+            )
         argument = "inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"
         refuse_call(decoder, argument, kwargs)
         inputs: Tensor = kwargs[argument]
@@ -172,18 +175,21 @@ class StreamCache(CallCache):
         rest = {key: value for key, value in kwargs.items() if key not in (*_OURS, argument, name)}
         alone = len(pieces) == 1 and pieces[0].of(inputs).shape == inputs.shape
         states = PieceStates(inputs, self.wanted)
-        self._whole = len(pieces) == 1
         for piece in pieces:
             part = piece.of(inputs)
             zeros = torch.zeros(part.shape[:2], dtype=torch.int64, device=part.device)
             running = self._new_pass(piece, part.shape[1])
+            self._whole = False  # both ends of a pass may evict, which can't be taken back
+            running.begin()
+            self._whole = len(pieces) == 1
             with lending.lend(running, self.engine):
                 output = own(**rest, **{argument: part, name: running, "position_ids": zeros})
-                running.finish()
+            self._whole = False
+            running.finish()
             if not alone:
                 states.add(piece, output)
-        self._whole = True
         self.tokens += inputs.shape[1]
+        self._whole = True
         output = _with_cache(output, running, self)
         return output if alone else states.in_place_of(output)
 

@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamh2o.cache.slots import LayerSlots
 from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
+from streamh2o.stream.engine.fused import Fused
 from tests import tiny
 from tests.reference import reference_losses
 
@@ -225,3 +227,42 @@ def test_every_query_head_can_have_slots_of_its_own():
     policy, ids = make_policy("h2o", 12), tiny.tokens(60)
     got = tiny.stream_losses(grouped, policy, ids, 4, per_query_head=True)
     assert torch.allclose(got, tiny.stream_losses(full, policy, ids, 4), atol=1e-4)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_probe_that_is_cut_off_leaves_no_trace_or_ends_the_stream(monkeypatch):
+    model, ids = tiny.llama(), tiny.tokens(40)
+    expected = tiny.stream_losses(model, make_policy("h2o", 16), ids, 8)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with ChunkStream(model, make_policy("h2o", 16), chunk=8) as stream:
+        losses = []
+        for part in ids.split(8, dim=1):
+            losses.append(stream.feed(part).losses)
+            with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+                cut.setattr(Fused, "on", interrupt)
+                stream.probe(ids[:, :5])
+        assert torch.equal(torch.cat(losses, dim=1), expected)
+        with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+            cut.setattr(LayerSlots, "set_back", interrupt)
+            stream.probe(ids[:, :5])
+        for then in (lambda: stream.feed(ids[:, :8]), stream.state):
+            with pytest.raises(UserError, match="cut off"):
+                then()
+
+
+def test_after_a_state_that_does_not_fit_a_stream_reads_no_more():
+    model, ids = tiny.llama(), tiny.tokens(40)
+    with ChunkStream(model, make_policy("h2o", 16), chunk=8) as stream:
+        for part in ids[:, :24].split(8, dim=1):
+            stream.feed(part)
+        tensors, counts = stream.state()
+        damaged = {name: tensor for name, tensor in tensors.items() if name != "layer1.scores"}
+        with pytest.raises(UserError, match="damaged"):
+            stream.load_state(damaged, counts)
+        with pytest.raises(UserError, match="cut off"):
+            stream.feed(ids[:, 24:32])
+        stream.load_state(tensors, counts)
+        stream.feed(ids[:, 24:32])

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, PreTrainedTokenizerFast, TextStreamer, pipeline
 
 from streamh2o import StreamCache, make_policy
+from streamh2o.cache.decoding_cache import RotatedSlots
 from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels import compiled
+from streamh2o.stream import lending
 from streamh2o.stream.chunk_stream import ChunkStream, cache_argument
+from streamh2o.stream.engine.fused import Fused
 from tests import tiny
 from tests.toy_tokenizers import gpt2
 
@@ -304,7 +307,39 @@ def test_a_step_cut_off_by_ctrl_c_leaves_no_trace():
         with pytest.raises(_Stopped):
             call(model, ids, cache)
         handle.remove()
-        with pytest.raises(UserError, match="cut off in a prompt"):
+        with pytest.raises(UserError, match=r"cut off .* in a prompt"):
+            call(model, ids[:, :1], cache)
+        cache.reset()
+        call(model, ids[:, :1], cache)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_step_cut_off_before_the_model_is_run_leaves_no_trace(monkeypatch):
+    model, ids = tiny.llama(), tiny.tokens(20)
+    with StreamCache.for_model(model, cache=16) as cache:
+        expected = step_losses(model, cache, ids)
+    with StreamCache.for_model(model, cache=16) as cache:
+        parts = [call(model, ids[:, :1], cache)]
+        for at in range(1, 20):
+            for where in ((lending, "fused"), (Fused, "on")):
+                with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+                    cut.setattr(*where, interrupt)
+                    call(model, ids[:, at : at + 1], cache)
+            parts.append(call(model, ids[:, at : at + 1], cache))
+    logits = torch.cat(parts, dim=1)[:, :-1].transpose(1, 2)
+    assert torch.equal(torch.nn.functional.cross_entropy(logits, ids[:, 1:], reduction="none"), expected)
+
+
+@pytest.mark.parametrize("length", [1, 8])
+def test_after_an_eviction_that_was_cut_off_the_cache_says_so(monkeypatch, length):
+    model, ids = tiny.llama(), tiny.tokens(60)
+    with StreamCache.for_model(model, cache=16, policy="h2o", chunk=8, evict_every=8) as cache:
+        for at in range(23):
+            call(model, ids[:, at : at + 1], cache)
+        with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
+            cut.setattr(RotatedSlots, "compact", interrupt)
+            call(model, ids[:, 23 : 23 + length], cache)
+        with pytest.raises(UserError, match=r"cut off .* in an eviction"):
             call(model, ids[:, :1], cache)
         cache.reset()
         call(model, ids[:, :1], cache)
