@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -185,9 +186,8 @@ class ChunkStream:
     def run(self, running: Pass, ids: Tensor, positions: Tensor) -> Tensor:
         """The hidden states [rows, n, hidden_size] of `ids` [rows, n]."""
         arguments = {self._cache_argument: running, "use_cache": True, "position_ids": positions}
-        running.begin()
-        with self._lending.lend(running, self.engine):
-            states: Tensor = self._decoder(input_ids=ids, **arguments).last_hidden_state
+        call = partial(self._decoder, input_ids=ids, **arguments)
+        states: Tensor = self._lending.run(running, call, self.engine).last_hidden_state
         return states
 
     def _require_open(self) -> None:
@@ -244,10 +244,13 @@ class ChunkStream:
         self._require_open()
         ids = ids.to(self.model.device)
         running = Pass([self.cache], ids.shape[1], probe=True, branches=branches)
-        hidden = self.run(running, ids, self.position_ids(ids, branches))
-        self._whole = False  # until all layers have given the probe's slots back
-        running.finish()
-        self._whole = True
+        positions = self.position_ids(ids, branches)
+        self._whole = False
+        try:
+            hidden = self.run(running, ids, positions)
+            running.finish()
+        finally:
+            self._whole = running.left_no_trace
         return hidden
 
     @property

@@ -11,8 +11,7 @@ import sys
 import threading
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -24,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from streamh2o.cache.families import own_attention
 from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel
-from streamh2o.stream.engine.fused import fused
+from streamh2o.stream.engine.fused import Fused, fused
 from streamh2o.stream.lm_head import FewRows
 from streamh2o.stream.model_cache import ModelCache
 from streamh2o.stream.model_pass import Pass
@@ -97,6 +96,7 @@ class Lending:
         self.running: Pass | None = None
         self._thread = 0  # that `running` runs in
         self._attention = "eager"  # the model's own
+        self._faster: Fused | None = None
         self._decoder = weakref.ref(decoder)
         self._users = 0
         self._guards: list[tuple[weakref.ref[nn.Module], _Guard]] = []
@@ -137,36 +137,47 @@ class Lending:
                     guard.remove(module)
             self._guards = []
 
-    @contextmanager
-    def lend(self, running: Pass, engine: bool = True) -> Iterator[None]:
-        """Lend the decoder our attention and, with `engine`, faster modules, for the block that runs `running`.
+    def run(self, running: Pass, call: Callable[[], Any], engine: bool = True) -> Any:
+        """What `call`, which is the pass `running`, gives while the decoder is lent our attention.
 
-        running: has begun. Where the block fails, its slots are taken back.
+        engine: lend faster modules too. Where it fails, the slots of the pass are taken back.
         """
-        with self.lock:
-            decoder: Any = self._decoder()
-            config, kernel = decoder.config, running.caches[0].kernel
-            faster = fused(decoder, kernel) if engine and kernel.types else None
-            self._attention = before = config._attn_implementation
+
+        def lent() -> Any:
             try:
-                self.running, self._thread = running, threading.get_ident()
-                if not own_attention(config):
-                    config._attn_implementation = NAME
-                for reference, forward in self._own_forwards:
-                    _set_forward(reference(), forward)
-                if faster is not None:
-                    faster.on()
-                yield
+                running.begin()
+                self._lend(running, engine)
+                return call()
             except BaseException:
                 running.undo()
                 raise
-            finally:
-                self.running = None
-                config._attn_implementation = before
-                if faster is not None:
-                    faster.off()
-                for reference, forward in self._own_forwards:
-                    _unset_forward(reference(), forward)
+
+        with self.lock:
+            return and_back(lent, self._give_back)
+
+    def _lend(self, running: Pass, engine: bool) -> None:
+        decoder: Any = self._decoder()
+        kernel = running.caches[0].kernel
+        self._attention = decoder.config._attn_implementation
+        self._faster = fused(decoder, kernel) if engine and kernel.types else None
+        self._thread, self.running = threading.get_ident(), running
+        if not own_attention(decoder.config):
+            decoder.config._attn_implementation = NAME
+        for reference, forward in self._own_forwards:
+            _set_forward(reference(), forward)
+        if self._faster is not None:
+            self._faster.on()
+
+    def _give_back(self) -> None:
+        """The decoder is its own again. Can be called at any point of `_lend` and of itself."""
+        self.running = None
+        decoder: Any = self._decoder()
+        if decoder.config._attn_implementation == NAME:
+            decoder.config._attn_implementation = self._attention
+        if self._faster is not None:
+            self._faster.off()
+        for reference, forward in self._own_forwards:
+            _unset_forward(reference(), forward)
 
     def is_for(self, config: Any) -> bool:
         decoder: Any = self._decoder()
@@ -206,8 +217,29 @@ class Lending:
                 return own(*args, **kwargs)
             wanted = kwargs.get("logits_to_keep", 0)  # which the decoder is not given
             cache.wanted = wanted if isinstance(wanted, int) else 0
-            with FewRows(model, cache.kernel):
+            few = FewRows(model, cache.kernel)
+
+            def lent() -> Any:
+                few.on()
                 return own(*args, **kwargs)
+
+            return and_back(lent, few.off)
+
+
+def and_back(call: Callable[[], Any], back: Callable[[], None]) -> Any:
+    """What `call` gives; then `back`, whatever happens and to its end: Ctrl-C meanwhile is raised after it."""
+    try:
+        return call()
+    finally:
+        interrupt = None
+        while True:  # here and not in a function of its own, at whose first line Ctrl-C can already be raised
+            try:
+                back()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
 
 class _Guard:

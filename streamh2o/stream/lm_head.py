@@ -94,7 +94,7 @@ _heads: WeakKeyDictionary[nn.Module, WeightCopy] = WeakKeyDictionary()
 
 
 class FewRows:
-    """A block in which a model's output embedding is read as it lies for the few rows of a decode step.
+    """From `on` to `off` a model's output embedding is read as it lies for the few rows of a decode step.
 
     In bfloat16 plain torch takes two to three times as long for them. Other layers and more rows stay as they are.
     """
@@ -104,12 +104,13 @@ class FewRows:
         self._kernel = kernel
         self._forward: Any = None  # what stands in
 
-    def __enter__(self) -> None:
+    def on(self) -> None:
         layer = self._layer
         if type(layer) is nn.Linear and "forward" not in vars(layer) and _read_well(layer, self._kernel):
-            self._forward = layer.__dict__["forward"] = self._few_rows
+            self._forward = self._few_rows
+            layer.__dict__["forward"] = self._forward
 
-    def __exit__(self, *exc: object) -> None:
+    def off(self) -> None:
         if self._forward is not None and vars(self._layer).get("forward") is self._forward:
             del self._layer.__dict__["forward"]
 

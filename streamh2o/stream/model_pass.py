@@ -41,11 +41,16 @@ class Pass(ModelCache):
         self.evict_each_token, self.probe, self.branches = evict_each_token, probe, branches
         self._appended: list[LayerSlots] | None = None  # of the layer whose attention comes next, by cache
         self._attended = 0  # layers
+        self._begun = False  # and its slots can be taken back
+        self._scored = False  # scores hold what it saw, which can't be taken back
+        self.left_no_trace = True  # it did not begin, or was undone to the last digit
 
     def begin(self) -> None:
         """Before the model is run; what `undo` goes back to."""
+        self.left_no_trace = False
         for cache in self.caches:
             cache.begin(self.count)
+        self._begun = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -67,6 +72,8 @@ class Pass(ModelCache):
         if layers is None:
             raise UserError("A layer of this model attends without giving its keys to the cache; it can't be streamed.")
         self._attended += 1
+        sums = self.caches[0].policy.scored or any(layer.newest is not None for layer in layers)
+        self._scored = self._scored or (sums and not self.probe) or self.evict_each_token
         queries = [query] if len(layers) == 1 else query.split(1)
         outputs = [
             attend_layer(
@@ -86,13 +93,15 @@ class Pass(ModelCache):
         """The model has come to its end: let each cache evict. Raises UserError where a layer never asked for us."""
         if self._attended != self.layers_count:
             raise UserError(f"The attention of {self.layers_count - self._attended} layers can't be chosen.")
+        if self.probe:
+            return self.undo()
+        self._begun = False
         for cache in self.caches:
-            if self.probe:
-                cache.undo()
-            else:
-                cache.finish(self.count, evicted=self.evict_each_token)
+            cache.finish(self.count, evicted=self.evict_each_token)
 
     def undo(self) -> None:
-        """The model has not come to its end: take the pass's slots back."""
-        for cache in self.caches:
-            cache.undo()
+        """The model has not come to its end: take the pass's slots back, unless they are being evicted."""
+        if self._begun:
+            for cache in self.caches:
+                cache.undo()
+            self.left_no_trace = not self._scored

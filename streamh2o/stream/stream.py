@@ -71,6 +71,7 @@ class Stream:
         self._waiting = torch.empty(0, dtype=torch.int64)  # ids that have not been read
         self._begun = False  # whether there were any
         self._losses: list[Tensor] = []
+        self._reading = False  # or it was cut off in it
 
     def feed(self, text_or_ids: str | Sequence[int] | Tensor) -> Tensor:
         """Read on. Returns the losses of the tokens read now, float32 [n], nats, on the CPU.
@@ -121,10 +122,14 @@ class Stream:
     def _read(self, count: int) -> Tensor:
         """The losses of the first `count` ids that wait."""
         first = len(self._losses)
+        if self._reading:
+            raise UserError("This stream was cut off while it read, so its losses have a hole; make another.")
+        self._reading = True
         for part in self._waiting[:count].split(self._stream.chunk):
             if len(part):
                 self._losses.append(self._stream.feed(part[None]).losses[0].cpu())
                 self._waiting = self._waiting[len(part) :]
+        self._reading = False
         return torch.cat([torch.empty(0), *self._losses[first:]])
 
     @property
@@ -182,7 +187,7 @@ class Stream:
         tensors = {name: tensor.clone() for name, tensor in state["tensors"].items()}
         self._stream.load_state(tensors, state["counts"])
         self._losses, self._waiting = [state["losses"]], state["waiting"]
-        self._begun = self.tokens > 0 or len(self._waiting) > 0
+        self._begun, self._reading = self.tokens > 0 or len(self._waiting) > 0, False
         if self._text is not None and state["text"] is not None:
             self._text.load(state["text"])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -161,8 +163,8 @@ class StreamCache(CallCache):
             raise UserError("This StreamCache was made for another model, or was detached; make one for this model.")
         if not self._whole:
             raise UserError(
-                "The last call with this StreamCache was cut off where it can't be taken back, in a prompt or in an "
-                "eviction; reset() it, or make another."
+                "The last call with this StreamCache was cut off where it can't be taken back; reset() it, or make "
+                "another."
             )
         argument = "inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"
         refuse_call(decoder, argument, kwargs)
@@ -175,17 +177,17 @@ class StreamCache(CallCache):
         rest = {key: value for key, value in kwargs.items() if key not in (*_OURS, argument, name)}
         alone = len(pieces) == 1 and pieces[0].of(inputs).shape == inputs.shape
         states = PieceStates(inputs, self.wanted)
+        self._whole = False
         for piece in pieces:
             part = piece.of(inputs)
             zeros = torch.zeros(part.shape[:2], dtype=torch.int64, device=part.device)
             running = self._new_pass(piece, part.shape[1])
-            self._whole = False  # both ends of a pass may evict, which can't be taken back
-            running.begin()
-            self._whole = len(pieces) == 1
-            with lending.lend(running, self.engine):
-                output = own(**rest, **{argument: part, name: running, "position_ids": zeros})
-            self._whole = False
-            running.finish()
+            once = partial(own, **rest, **{argument: part, name: running, "position_ids": zeros})
+            try:
+                output = lending.run(running, partial(_run_to_end, running, once), self.engine)
+            except BaseException:
+                self._whole = len(pieces) == 1 and running.left_no_trace
+                raise
             if not alone:
                 states.add(piece, output)
         self.tokens += inputs.shape[1]
@@ -344,6 +346,12 @@ class StreamCache(CallCache):
         )
 
     activate_past_recording = crop
+
+
+def _run_to_end(running: Pass, call: Callable[[], Any]) -> Any:
+    output = call()
+    running.finish()
+    return output
 
 
 def _with_cache(output: Any, running: Pass, cache: StreamCache) -> Any:

@@ -307,7 +307,7 @@ def test_a_step_cut_off_by_ctrl_c_leaves_no_trace():
         with pytest.raises(_Stopped):
             call(model, ids, cache)
         handle.remove()
-        with pytest.raises(UserError, match=r"cut off .* in a prompt"):
+        with pytest.raises(UserError, match="cut off"):
             call(model, ids[:, :1], cache)
         cache.reset()
         call(model, ids[:, :1], cache)
@@ -339,7 +339,7 @@ def test_after_an_eviction_that_was_cut_off_the_cache_says_so(monkeypatch, lengt
         with monkeypatch.context() as cut, pytest.raises(KeyboardInterrupt):
             cut.setattr(RotatedSlots, "compact", interrupt)
             call(model, ids[:, 23 : 23 + length], cache)
-        with pytest.raises(UserError, match=r"cut off .* in an eviction"):
+        with pytest.raises(UserError, match="cut off"):
             call(model, ids[:, :1], cache)
         cache.reset()
         call(model, ids[:, :1], cache)
