@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ from streamh2o.stream.lending import CallCache, Forward, Lending, lending_of
 from streamh2o.stream.model_pass import Pass
 from streamh2o.stream.prompt_pieces import PieceStates, PromptPiece, cut_input, first_columns
 from streamh2o.stream.stream_cache_checks import refuse_call, require_decoding
-from streamh2o.stream.stream_cache_file import read_cache, write_cache
+from streamh2o.stream.stream_cache_file import described, is_saved_policy, read_cache, write_cache
 
 _OURS = ("attention_mask", "position_ids", "cache_position")  # arguments that the cache sees to
 EVICT_EVERY = 32  # decode steps; docs/notebook/speed.md has the measurement
@@ -276,7 +276,7 @@ class StreamCache(CallCache):
         model = self._model()
         if model is None or not self._whole:
             raise UserError("This StreamCache has lost its model or a part of its text, and can't be saved.")
-        settings: dict[str, Any] = {"policy": self.policy.name, "knobs": asdict(self.policy)}
+        settings: dict[str, Any] = described(self.policy)
         settings |= {"chunk": self.chunk, "evict_every": self.evict_every, "tokens": self.tokens}
         write_cache(Path(path), model, self.groups, settings)
 
@@ -293,12 +293,14 @@ class StreamCache(CallCache):
         """The cache that `save` wrote, for the same model: it goes on with the same tokens.
 
         policy: the one it was made with, where that is not one that has a name. Raises UserError where the file is
-        damaged, or of another model.
+        damaged, or of another model or policy.
         """
         model, _ = model_and_tokenizer(model)
         tensors, settings = read_cache(Path(path), model)
         if policy is None:
             policy = make_policy(settings["policy"], **settings["knobs"])
+        elif not isinstance(policy, Policy) or not is_saved_policy(policy, settings):
+            raise UserError(f"{path} was saved with the policy {settings['policy']} {settings['knobs']}, not {policy}.")
         how: dict[str, Any] = {"chunk": settings["chunk"], "evict_every": settings["evict_every"]}
         cache = cls.for_model(model, policy=policy, kernel=kernel, engine=engine, **how)
         try:
