@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -110,12 +111,28 @@ def run(arguments: Sequence[str] | None = None) -> None:
     code = _call(arguments, debug)
     try:
         sys.stdout.flush()
-    except OSError:
+    except BrokenPipeError:
         code = _reader_left()
+    except OSError as error:
+        code = _fail(_unwritten(error), FAILED, debug)
+        _reader_left()
     sys.exit(code)
 
 
+def _open_closed_streams() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed (`>&-`), before another file gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
 def _prepare(debug: bool) -> None:
+    _open_closed_streams()
     if not debug:
         warnings.simplefilter("ignore")  # of libraries; they frighten, and nothing can be done about them here
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -160,6 +177,8 @@ def _call(arguments: list[str], debug: bool) -> int:
             return INTERRUPTED
         if out_of_memory(error):
             return _fail("out of memory; use a smaller --cache, --chunk or model.", FAILED, debug)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _fail(_unwritten(error), FAILED, debug)
         # Errors in the command line itself; Typer's classes for them have moved between releases.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             path = getattr(getattr(error, "ctx", None), "command_path", "streamh2o")
@@ -167,6 +186,11 @@ def _call(arguments: list[str], debug: bool) -> int:
         what = " ".join(str(error).split())
         hint = "this should not happen: run it again with --debug and report what it shows"
         return _fail(f"{type(error).__name__}: {what} ({hint}).", FAILED, debug)
+
+
+def _unwritten(error: OSError) -> str:
+    reason = (error.strerror or str(error)).lower()
+    return f"{error.filename or 'the output'} can't be written ({reason}); free some space or send it elsewhere."
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -462,3 +462,23 @@ def test_without_a_terminal_lines_come_on_stderr_only(model, book, tmp_path):
     assert re.match(rb".*slow\.txt: \d+\.\d%, [\d,]+ tokens, .* left\n", line)
     assert b"\x1b" not in line + err + out
     assert b"slow.txt (incomplete)" in out
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_lose_nothing_else(model, book, tmp_path, closed):
+    options = f"--model {model} --cache 32 --chunk 16 --json {tmp_path}/out.json --log {tmp_path}/log.jsonl"
+    line = f"{sys.executable} -m streamh2o ppl {book} {options} {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert json.loads((tmp_path / "out.json").read_text())["tokens"] > 200
+    assert all(json.loads(each) for each in (tmp_path / "log.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("command", ["ppl", "ppl --help", "models"])
+def test_a_full_disk_under_stdout_is_said_in_a_sentence(model, book, command):
+    options = f" {book} --model {model} --cache 32 --chunk 16 --quiet" if command == "ppl" else ""
+    line = f"{sys.executable} -m streamh2o {command}{options} > /dev/full"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.endswith("can't be written (no space left on device); free some space or send it elsewhere.\n")
+    assert done.stderr.count("\n") == 1
