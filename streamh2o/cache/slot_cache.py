@@ -13,7 +13,7 @@ from streamh2o.cache.rotary import Rotary
 from streamh2o.cache.slots import LayerSlots, MakeLayer, highest
 from streamh2o.errors import UserError
 from streamh2o.kernels.select import TORCH, Kernel
-from streamh2o.policies.base import Middle, Policy, alike
+from streamh2o.policies.base import Middle, Policy, alike, checked_priorities
 
 
 class SlotCache:
@@ -112,7 +112,7 @@ class SlotCache:
 
     def priorities(self) -> Sequence[Tensor]:
         """What the policy makes of the middle slots now, by layer: [batch, kv_heads, middle], the highest stay."""
-        return self.policy.priorities([self._middle(layer) for layer in self.slots], self.tokens)
+        return checked_priorities(self.policy, [self._middle(layer) for layer in self.slots], self.tokens)
 
     def _middle(self, layer: LayerSlots) -> Middle:
         middle = slice(self.policy.sinks, layer.used - self.policy.recent)

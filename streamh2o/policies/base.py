@@ -9,7 +9,7 @@ from itertools import groupby
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, get_args
 
-from streamh2o.errors import UsageError
+from streamh2o.errors import UsageError, UserError, out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -159,3 +159,28 @@ class Policy:
             scores, source_index = (torch.cat(tensors) for tensors in zip(*group, strict=True))
             priorities += self.priority(scores, source_index, seen).chunk(len(group))
         return priorities
+
+
+def checked_priorities(policy: Policy, layers: Sequence[Middle], seen: int) -> Sequence[Tensor]:
+    """`policy.priorities`, of which a policy that is not ours could make anything.
+
+    Raises UserError, which names the policy, where it fails or does not give a number for every slot.
+    """
+    if type(policy).__module__.startswith("streamh2o."):
+        return policy.priorities(layers, seen)
+    whose = f"The policy {policy.name or type(policy).__name__}"
+    try:
+        found = list(policy.priorities(layers, seen))
+        shapes = [list(each.shape) for each in found]
+        spoilt = any(bool(each.isnan().any()) for each in found if each.is_floating_point())
+    except Exception as error:
+        if isinstance(error, UserError) or out_of_memory(error):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{whose} can't say what to keep ({reason[:200]}); mend its priority.") from error
+    wanted = [list(middle.scores.shape) for middle in layers]
+    if shapes != wanted:
+        raise UserError(f"{whose} gives priorities of the shapes {shapes} for slots of the shapes {wanted}; mend it.")
+    if spoilt or any(str(each.dtype) == "torch.bool" for each in found):
+        raise UserError(f"{whose} gives priorities that are no numbers; mend it.")
+    return found

@@ -15,7 +15,7 @@ from streamh2o.cache.rotary import RotaryTable
 from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.cache.slots import LayerSlots
 from streamh2o.kernels import compiled
-from streamh2o.policies.base import Middle, Policy
+from streamh2o.policies.base import Middle, Policy, checked_priorities
 
 AGES = 1 << 20  # of tokens, that the kernel has a table for
 
@@ -216,7 +216,7 @@ def _evict_in_turn(
             layer.newest = (attention.sum(1) * newest_weights).view_as(scores)
             newest = layer.newest.gather(-1, candidates)
         among = Middle(scores.gather(-1, candidates), source_index.gather(-1, candidates), newest)
-        priority = policy.priorities([among], seen + i + 1)[0]
+        priority = checked_priorities(policy, [among], seen + i + 1)[0]
         if some_lost:
             priority = cache.lower_lost(priority, among.source_index, seen + i + 1, 1)
         least = priority.argmin(-1, keepdim=True)

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from streamh2o.errors import UsageError, UserError
-from streamh2o.policies import find_policy, make_policy
+from streamh2o.policies import Policy, find_policy, make_policy
 from streamh2o.policies.plugins import plugin_names
+from tests import tiny
 
 THEIRS = '''
 from dataclasses import dataclass
@@ -133,3 +135,27 @@ def test_one_name_of_two_packages_is_refused_with_both(site):
     install(site, "more-policies", {"theirs": "more_policies:Stride"})
     with pytest.raises(UserError, match="more-policies and the package their-policies each bring"):
         find_policy("theirs")
+
+
+def kept_by(priority, **line):
+    """The losses of a stream whose policy has this `priority`."""
+    namespace = {"name": "theirs", "priority": priority, "__module__": "their_policies", "__qualname__": "Theirs"}
+    kind = dataclass(frozen=True)(type("Theirs", (Policy,), namespace))
+    return tiny.stream_losses(tiny.llama(), kind(16, 4, 4, 8), tiny.tokens(60), 8, **line)
+
+
+@pytest.mark.parametrize("evict", ["chunk", "token"])
+@pytest.mark.parametrize(
+    ("priority", "sentence"),
+    [
+        (lambda self, scores, source_index, seen: scores[:, :, :-1], "shapes"),
+        (lambda self, scores, source_index, seen: scores.mean(1, keepdim=True), "shapes"),
+        (lambda self, scores, source_index, seen: scores * float("nan"), "no numbers"),
+        (lambda self, scores, source_index, seen: source_index % 2 == 0, "no numbers"),
+        (lambda self, scores, source_index, seen: None, "can't say what to keep"),
+        (lambda self, scores, source_index, seen: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_priority_that_is_none_is_refused_and_not_guessed_at(priority, sentence, evict):
+    with pytest.raises(UserError, match=f"The policy theirs .*{sentence}"):
+        kept_by(priority, evict=evict)
