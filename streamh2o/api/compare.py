@@ -94,6 +94,8 @@ def compare(
         raise UsageError("policies is a list of names, such as ['streamh2o', 'h2o'].")
     if isinstance(caches, int) or not caches:
         raise UsageError("caches is a list of numbers of slots, such as [256, 512].")
+    if out is not None and not os.fspath(out).strip():
+        raise UsageError("out names no folder; write '.' for this one.")
     sources = to_sources(inputs)
     if not sources:
         raise UsageError("compare takes at least one input.")

@@ -43,6 +43,8 @@ def to_sources(inputs: Input | Iterable[Input], literal: str = "text") -> list[S
     """A source for each of `inputs`, which are as in `to_source`; a pattern gives one for every file that matches."""
     if isinstance(inputs, str | os.PathLike) or hasattr(inputs, "read"):
         inputs = [cast(Input, inputs)]
+    if not isinstance(inputs, Iterable):
+        raise UsageError(f"inputs are one or several paths, open files or iterables, not {type(inputs).__name__}.")
     sources: list[Source] = []
     for number, given in enumerate(cast(Iterable[Input], inputs), 1):
         if isinstance(given, str | os.PathLike):

@@ -12,7 +12,7 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.model_and_checkpoint import ModelOptions
 from streamh2o.cli.option_groups import expand_groups
-from streamh2o.cli.values import listed, numbers
+from streamh2o.cli.values import folder, listed, numbers
 from streamh2o.errors import DONE, INTERRUPTED, UsageError
 from streamh2o.extras import installed, notes_on_missing
 
@@ -73,7 +73,12 @@ def compare(
     ] = 0,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", rich_help_panel="Output", help="Where tables, pictures and finished cells go."),
+        typer.Option(
+            metavar="DIR",
+            parser=folder("--out"),
+            rich_help_panel="Output",
+            help="Where tables, pictures and finished cells go.",
+        ),
     ] = Path("results/compare"),
     json: opt.Json = None,
     quiet: opt.Quiet = False,

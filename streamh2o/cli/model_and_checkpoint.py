@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamh2o.cli.values import one_of
+from streamh2o.cli.values import folder, one_of
 from streamh2o.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class CheckpointOptions:
         Path | None,
         typer.Option(
             metavar="DIR",
+            parser=folder("--checkpoint"),
             rich_help_panel=_CHECKPOINT,
             help="Save the run in this folder, to go on after whatever happens.",
         ),

@@ -13,7 +13,7 @@ from streamh2o.cli import options as opt
 from streamh2o.cli.manual import ManualCommand, make_app
 from streamh2o.cli.model_and_checkpoint import ModelOptions
 from streamh2o.cli.option_groups import Without, expand_groups
-from streamh2o.cli.values import listed, numbers
+from streamh2o.cli.values import folder, listed, numbers
 from streamh2o.errors import DONE, INTERRUPTED, UsageError, UserError
 from streamh2o.extras import installed, notes_on_missing
 
@@ -82,7 +82,12 @@ def needle(
     chunk: opt.Chunk = 256,
     out: Annotated[
         Path,
-        typer.Option(metavar="DIR", rich_help_panel="Output", help="Where the picture and finished cells go."),
+        typer.Option(
+            metavar="DIR",
+            parser=folder("--out"),
+            rich_help_panel="Output",
+            help="Where the picture and finished cells go.",
+        ),
     ] = Path("results/needle"),
     json: Annotated[
         Path | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from streamh2o.errors import UsageError
 
@@ -56,3 +57,14 @@ def numbers(text: str, option: str) -> list[int]:
         if not part.isdecimal() or int(part) < 1:
             raise UsageError(f"{option} {text}: {part!r} is not a whole number above 0; write 256,512.")
     return sorted({int(part) for part in listed(text, option)})
+
+
+def folder(option: str) -> Callable[[str | Path], Path]:
+    """A parser of a folder's name. An empty one, as of a variable that is not set, would be the folder at hand."""
+
+    def parse(text: str | Path) -> Path:
+        if not str(text).strip():
+            raise UsageError(f"{option} {str(text)!r}: names no folder; write . for this one.")
+        return Path(text)
+
+    return parse

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from streamh2o.cache.quantised_slots import require_bits
 from streamh2o.errors import UsageError
 from streamh2o.policies import Policy
+from streamh2o.policies.base import require_whole
 from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.text import Source, TokenReader
 
@@ -49,6 +50,9 @@ class RunOptions:
             if getattr(self, option) not in values:
                 flag, given = "--" + option.replace("_", "-"), getattr(self, option)
                 raise UsageError(f"{flag} is {given!r}; it must be {', '.join(values[:-1])} or {values[-1]}.")
+        require_whole("chunk", self.chunk)
+        if self.max_tokens is not None:
+            require_whole("max-tokens", self.max_tokens)
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"--max-tokens is {self.max_tokens}; it must be at least 1.")
         require_bits(self.kv_bits, self.evict)

@@ -20,6 +20,7 @@ from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel, select
 from streamh2o.policies import Policy
+from streamh2o.stream.given_model import require_weights
 from streamh2o.stream.lending import cache_argument, lending_of
 from streamh2o.stream.lm_head import LmHead
 from streamh2o.stream.model_pass import Pass
@@ -70,6 +71,7 @@ class ChunkStream:
     ) -> None:
         config = model.config.get_text_config()
         require_supported(model.config, type(model).__name__)
+        require_weights(model)
         trained = positions_for(model.config, policy.cache + chunk)
         _require_fit(policy, chunk, trained)
         if evict not in ("chunk", "token"):

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
-from streamh2o.errors import UsageError
+from streamh2o.errors import UsageError, UserError
 
 
 class ModelAndTokenizer(Protocol):
@@ -29,3 +29,9 @@ def model_and_tokenizer(given: PreTrainedModel | ModelAndTokenizer) -> tuple[Pre
             f"A model of transformers is needed, or what load_model returns, and a {type(given).__name__} was given."
         )
     return model, given.tokenizer
+
+
+def require_weights(model: PreTrainedModel) -> None:
+    """Raise UserError for a model that has no numbers yet; what `--device-map` put on disk has some."""
+    if not hasattr(model, "hf_device_map") and any(part.is_meta for part in model.parameters()):
+        raise UserError(f"A part of {type(model).__name__} is on the device meta and has no numbers; load its weights.")

@@ -157,6 +157,8 @@ class Lending:
 
     def _lend(self, running: Pass, engine: bool) -> None:
         decoder: Any = self._decoder()
+        if decoder.training:
+            raise UsageError("The model is in training mode, where dropout makes results random; call model.eval().")
         kernel = running.caches[0].kernel
         self._attention = decoder.config._attn_implementation
         self._faster = fused(decoder, kernel) if engine and kernel.types else None

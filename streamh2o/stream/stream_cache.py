@@ -19,11 +19,11 @@ from streamh2o.cache.rotary import Rotary
 from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel, select
 from streamh2o.policies import Policy, make_policy
-from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer
+from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer, require_weights
 from streamh2o.stream.lending import CallCache, Forward, Lending, lending_of
 from streamh2o.stream.model_pass import Pass
 from streamh2o.stream.prompt_pieces import PieceStates, PromptPiece, cut_input, first_columns
-from streamh2o.stream.stream_cache_checks import refuse_call, require_decoding
+from streamh2o.stream.stream_cache_checks import refuse_another_text, refuse_call, require_decoding
 from streamh2o.stream.stream_cache_file import described, is_saved_policy, read_cache, write_cache
 
 _OURS = ("attention_mask", "position_ids", "cache_position")  # arguments that the cache sees to
@@ -92,6 +92,7 @@ class StreamCache(CallCache):
             raise UsageError("A StreamCache keeps keys and values as the model has them; kv_bits is for a Stream.")
         model, _ = model_and_tokenizer(model)
         require_decoding(model)
+        require_weights(model)
         made = policy
         if isinstance(made, str):
             made = make_policy(made, cache, sinks=sinks, recent=recent, hitters=hitters, **knobs)
@@ -169,7 +170,9 @@ class StreamCache(CallCache):
         argument = "inputs_embeds" if kwargs.get("input_ids") is None else "input_ids"
         refuse_call(decoder, argument, kwargs)
         inputs: Tensor = kwargs[argument]
-        pieces = self._pieces(inputs, kwargs.get("attention_mask"))
+        mask, longest = kwargs.get("attention_mask"), max((group.tokens for group in self.groups), default=0)
+        refuse_another_text(self.tokens, longest, inputs, mask, kwargs.get("position_ids"))
+        pieces = self._pieces(inputs, mask)
         if len(pieces) > 1 and kwargs.get("output_hidden_states"):
             raise UsageError(
                 f"A StreamCache reads a prompt in pieces of {self.chunk} tokens and gives no output_hidden_states."

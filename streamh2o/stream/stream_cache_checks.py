@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamh2o.cache.families import learned_positions, require_supported
@@ -45,3 +45,26 @@ def refuse_call(decoder: nn.Module, argument: str, kwargs: dict[str, Any]) -> No
         raise UsageError("A StreamCache can't be compiled; use the model as it was before torch.compile.")
     if torch.is_grad_enabled() and next(decoder.parameters()).requires_grad:
         raise UsageError("A StreamCache is for inference; call the model inside torch.no_grad().")
+
+
+def refuse_another_text(
+    tokens: int, longest: int, inputs: Tensor, mask: Tensor | None, positions: Tensor | None
+) -> None:
+    """Raise UserError where `inputs` [batch, columns, ...] don't go on after the `tokens` columns that were read.
+
+    longest: of them, those of the row with the least padding.
+
+    `generate` cuts what was read off the text it is given, whatever that is; of a shorter one it leaves some part. Mask
+    and positions [batch, columns] show that. Another text that is longer can't be told from one that goes on.
+    """
+    columns = inputs.shape[1]
+    fits = columns > 0
+    if fits and tokens and mask is not None and mask.dim() == 2:
+        fits = mask.shape[1] == tokens + columns
+    if fits and tokens and positions is not None and positions.dim() == 2:
+        fits = int(positions.max()) == longest + columns - 1
+    if not fits:
+        raise UserError(
+            f"What was given does not go on after the {tokens} tokens that this StreamCache has read; give all of that "
+            "text and what follows, or reset() the cache for another text."
+        )

@@ -512,3 +512,30 @@ def test_a_copy_of_a_model_that_is_lent_is_the_models_own():
         other.model.norm.weight.mul_(2)
         assert torch.equal(model(ids).logits, expected)
         assert not torch.equal(other(ids).logits, expected)
+
+
+def test_a_text_that_does_not_go_on_after_what_was_read_is_refused():
+    model = tiny.llama()
+    with StreamCache.for_model(model, cache=16, chunk=8) as cache:
+        found = generate(model, prompt(20), cache, new=5)
+        for length in (10, 20, 24):  # 24 tokens have been read; the last that was chosen has not
+            with pytest.raises(UserError, match="does not go on after the 24 tokens"):
+                generate(model, prompt(length), cache, new=5)
+        with pytest.raises(UserError, match="does not go on"):
+            call(model, prompt(20)[:, :0], cache)
+        assert generate(model, found, cache, new=5).shape == (1, 30)
+
+
+def test_a_model_in_training_mode_or_without_numbers_is_refused():
+    model, ids = tiny.llama(), prompt(20)
+    with StreamCache.for_model(model, cache=16) as cache:
+        model.train()
+        with pytest.raises(UsageError, match="training mode"):
+            call(model, ids, cache)
+        model.eval()
+        call(model, ids, cache)
+    model.model.layers[1].to("meta")
+    with pytest.raises(UserError, match="meta"):
+        StreamCache.for_model(model, cache=16)
+    with pytest.raises(UserError, match="meta"):
+        ChunkStream(model, make_policy("h2o", 16))
