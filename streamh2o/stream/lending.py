@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from streamh2o.cache.families import own_attention
 from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel
-from streamh2o.stream.engine.fused import Fused, fused
+from streamh2o.stream.engine.fused import Fused, fused, look_again
 from streamh2o.stream.lm_head import FewRows
 from streamh2o.stream.model_cache import ModelCache
 from streamh2o.stream.model_pass import Pass
@@ -113,6 +113,7 @@ class Lending:
             self._users += 1
             decoder = self._decoder()
             if decoder is not None:
+                look_again(decoder)
                 self._guard(decoder, self._call_decoder)
             if model is not decoder:
                 self._guard(model, self._call_model)

@@ -30,6 +30,8 @@ class LmHead:
     def __init__(self, model: PreTrainedModel, kernel: Kernel = TORCH) -> None:
         self._kernel = kernel
         self._embedding: Any = model.get_output_embeddings()
+        if isinstance(self._embedding, nn.Module) and self._embedding in _heads:
+            _heads[self._embedding].look_again()
         config = model.config.get_text_config()
         factor = getattr(config, "logit_scale", None) or 1.0
         if config.model_type == "mpt":  # has the number, and makes nothing of it in transformers

@@ -58,6 +58,12 @@ class Fused:
                 forward.refresh()
             module.__dict__["forward"] = forward
 
+    def look_again(self) -> None:
+        """Have weights laid out again at the next `on` where their numbers are others; see `WeightCopy`."""
+        for _, forward in self._forwards:
+            if isinstance(forward, _Linear):
+                forward.look_again()
+
     def off(self) -> None:
         """The modules work as they did before `on`."""
         for module, forward in self._on:
@@ -76,6 +82,12 @@ def fused(decoder: nn.Module, kernel: Kernel) -> Fused:
     if decoder not in _made or _made[decoder][0] != state or not _made[decoder][1].stands():
         _made[decoder] = state, Fused(decoder, kernel)
     return _made[decoder][1]
+
+
+def look_again(decoder: nn.Module) -> None:
+    """Before passes of a new stream: see whether the weights of `decoder` are still those that were laid out."""
+    if decoder in _made:
+        _made[decoder][1].look_again()
 
 
 Candidate = tuple[nn.Module, Forward, tuple[Any, ...]]  # a module, what may stand in, what modules that are alike share
@@ -169,6 +181,9 @@ class _Linear:
     def refresh(self) -> None:
         """Lay the weights out again where they have changed."""
         self.weight = self._packed.weight
+
+    def look_again(self) -> None:
+        self._packed.look_again()
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return compiled.linear(x, self.weight, self._bias, self.features, residual)

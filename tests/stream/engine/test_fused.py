@@ -76,13 +76,14 @@ def test_a_module_that_gives_something_else_is_left_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_have_changed_are_seen(dtype):
+@pytest.mark.parametrize("change", [lambda weight: weight.mul_(1.5), lambda weight: weight.data.mul_(1.5)])
+def test_weights_that_have_changed_are_seen(dtype, change):
     ids, policy = tiny.tokens(40), make_policy("h2o", 16)
     model = tiny.llama().to(dtype)
     tiny.stream_losses(model, policy, ids, 8, kernel="compiled")
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(1.5)
+            change(weight)
     fresh = copy.deepcopy(model)
     assert torch.equal(
         tiny.stream_losses(model, policy, ids, 8, kernel="compiled"),
