@@ -41,10 +41,12 @@ class GgufLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.compiled(x):
-            bias = None if self.bias is None else self.bias.float()  # `model.to` may have changed it
-            return compiled.packed_linear(x, self.blocks, self.kind.number, bias)
+            return compiled.packed_linear(x, self.blocks, self.kind.number, self._float_bias())
         weight = self.kind.unpacked(self.blocks).to(x.dtype)
         return nn.functional.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
+
+    def _float_bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias.float()  # `model.to` may have changed it
 
     def compiled(self, x: Tensor) -> bool:
         """Whether the kernel multiplies x."""
@@ -55,11 +57,11 @@ class GgufLinear(nn.Module):
 
         `WORDS` of them are made at a time, for all rows, since that unpacks each weight once.
         """
-        sums, target = [], torch.zeros(len(targets))
+        sums, target, bias = [], torch.zeros(len(targets)), self._float_bias()
         for start in range(0, self.out_features, WORDS):
             words = slice(start, start + WORDS)
-            bias = None if self.bias is None else self.bias[words]
-            logits = compiled.packed_linear(x, self.blocks[words], self.kind.number, bias)
+            part = None if bias is None else bias[words]
+            logits = compiled.packed_linear(x, self.blocks[words], self.kind.number, part)
             place = targets - start
             nearest = place.clamp(0, logits.shape[1] - 1)
             picked = logits.gather(1, nearest[:, None])[:, 0].float()
