@@ -32,6 +32,10 @@ def _takes(cache: SlotCache, query: Tensor) -> bool:
     own = kind.priority is not Policy.priority or kind.priorities is not Policy.priorities
     if own or not policy.scored or not cache.kernel.takes(query) or policy.newest_weights(1, query.device) is not None:
         return False
+    try:
+        hash(policy)
+    except TypeError:  # a knob has none, so that its divisors could not be kept from one call to the next
+        return False
     # Older slots than the table has go first at true distances, and are no case of their own where nothing is divided.
     return policy.positions == "distance" or kind.divisor is Policy.divisor or cache.tokens + query.shape[2] < AGES
 

@@ -186,3 +186,13 @@ def test_a_policy_of_ones_own_is_given_one_layer_at_a_time_and_may_have_a_list()
     plain = make_policy("h2o", 14, sinks=2, recent=5)
     found, expected = (tiny.stream_losses(tiny.llama(), each, tiny.tokens(60), 8) for each in (policy, plain))
     assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_policy_with_a_list_evicts_after_every_token_whatever_the_kernel():
+    listed, hashed = (Divided(cache=14, sinks=2, recent=5, hitters=7, kind=kind) for kind in (["spread"], ("spread",)))
+    losses = [
+        tiny.stream_losses(tiny.llama(), policy, tiny.tokens(60), 20, evict="token", kernel="compiled")
+        for policy in (listed, hashed)
+    ]
+    assert torch.allclose(*losses, atol=1e-4)
