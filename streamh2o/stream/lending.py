@@ -62,8 +62,14 @@ def lending_of(model: PreTrainedModel) -> Lending:
     decoder = model.get_decoder()
     with _registering:
         if decoder not in _lendings:
-            _require_choice(model)
-            _lendings[decoder] = Lending(decoder)
+            sharing = (lending for _, lending in _known() if lending.is_for(decoder.config))
+            made = _lendings[decoder] = Lending(decoder, next(sharing, None))
+            try:
+                with made.lock:
+                    _require_choice(model)
+            except BaseException:
+                del _lendings[decoder]
+                raise
         return _lendings[decoder]
 
 
@@ -85,20 +91,25 @@ def _require_choice(model: PreTrainedModel) -> None:
 class Lending:
     """The one owner of what a decoder is lent.
 
+    sharing: that of another decoder with the same configuration object, where there is one: the name of the attention
+    stands there, so that only one of the two may be lent ours at a time.
     lock: held by whoever runs the model: a pass, or a call from elsewhere. running: the pass under way.
 
-    A call from elsewhere that had begun before there was a guard does not wait. It is told by its thread: whatever it
+    A call from elsewhere that had begun before there was a guard does not wait. It is known by its thread: whatever it
     meets that is lent does for it what the model's own does.
     """
 
-    def __init__(self, decoder: nn.Module) -> None:
+    def __init__(self, decoder: nn.Module, sharing: Lending | None = None) -> None:
         self.lock = threading.RLock()
+        if sharing is not None:
+            self.lock = sharing.lock
         self.running: Pass | None = None
         self._thread = 0  # that `running` runs in
-        self._attention = "eager"  # the model's own
+        config: Any = decoder.config
+        self._attention: str = config._attn_implementation if sharing is None else sharing._attention  # the model's own
         self._faster: Fused | None = None
         self._decoder = weakref.ref(decoder)
-        self._users = 0
+        self._users: list[None] = []  # one entry each, since a list grows and shrinks in one step
         self._guards: list[tuple[weakref.ref[nn.Module], _Guard]] = []
         # What stands in for the attention of families that compute it in code of their own.
         found = ((module, own_forward(module)) for module in decoder.modules())
@@ -110,7 +121,7 @@ class Lending:
         From the first user to the last, calls of the decoder and of `model` go through a guard.
         """
         with self.lock:
-            self._users += 1
+            self._users.append(None)
             decoder = self._decoder()
             if decoder is not None:
                 look_again(decoder)
@@ -128,15 +139,23 @@ class Lending:
             self._guards.append((weakref.ref(module), guard))
 
     def _leave(self) -> None:
-        with self.lock:
-            self._users -= 1
-            if self._users:
-                return
-            for reference, guard in self._guards:
-                module = reference()
-                if module is not None and module.__dict__.get("forward") is guard:
-                    guard.remove(module)
-            self._guards = []
+        """A user has gone. The garbage collector may say so anywhere in any thread, so nothing is waited for here."""
+        self._users.pop()
+        if self.lock.acquire(blocking=False):
+            try:
+                self._unguard()
+            finally:
+                self.lock.release()
+
+    def _unguard(self) -> None:
+        """Take the guards away where nobody uses them any more."""
+        if self._users:
+            return
+        for reference, guard in self._guards:
+            module = reference()
+            if module is not None and module.__dict__.get("forward") is guard:
+                guard.remove(module)
+        self._guards = []
 
     def run(self, running: Pass, call: Callable[[], Any], engine: bool = True) -> Any:
         """What `call`, which is the pass `running`, gives while the decoder is lent our attention.
@@ -203,6 +222,7 @@ class Lending:
     def _call_decoder(self, decoder: nn.Module, own: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the decoder: by one of our passes, with a cache of ours that makes passes of it, or any other."""
         with self.lock:
+            self._unguard()
             if self.pass_here() is not None:
                 return own(*args, **kwargs)
             if args:
@@ -215,6 +235,7 @@ class Lending:
     def _call_model(self, model: Any, own: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the whole model: its decoder and its output embedding."""
         with self.lock:
+            self._unguard()
             _, cache = _find(kwargs)
             if cache is None or self.pass_here() is not None:
                 return own(*args, **kwargs)
@@ -226,7 +247,11 @@ class Lending:
                 few.on()
                 return own(*args, **kwargs)
 
-            return and_back(lent, few.off)
+            def back() -> None:
+                few.off()
+                cache.wanted = 0
+
+            return and_back(lent, back)
 
 
 def and_back(call: Callable[[], Any], back: Callable[[], None]) -> Any:
@@ -323,19 +348,26 @@ def attention_forward(
 
 def attention_mask(*args: Any, **kwargs: Any) -> Any:
     """What `transformers` calls for the mask: none is needed for a pass."""
-    for lending in list(_lendings.values()):
+    for _, lending in _known():
         if lending.is_for(kwargs.get("config")) and lending.pass_here() is None:
             return lending.own_mask()(*args, **kwargs)
     return None
 
 
+def _known() -> list[tuple[nn.Module, Lending]]:
+    """All decoders and their lendings, though other threads may add some meanwhile."""
+    decoders = [decoder for reference in _lendings.keyrefs() if (decoder := reference()) is not None]
+    return [(decoder, _lendings[decoder]) for decoder in decoders]
+
+
 def _look_up(module: nn.Module) -> Lending | None:
-    """The lending of the decoder that `module` is a part of."""
-    for decoder, lending in list(_lendings.items()):
+    """The lending of the decoder that `module` is a part of, or whose configuration it has."""
+    for decoder, lending in _known():
         if any(part is module for part in decoder.modules()):
             _by_module[module] = lending
             return lending
-    return None
+    config = getattr(module, "config", None)  # of a model that is not lent, but has the configuration of one that is
+    return next((lending for _, lending in _known() if lending.is_for(config)), None)
 
 
 AttentionInterface.register(NAME, attention_forward)

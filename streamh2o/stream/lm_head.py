@@ -75,7 +75,9 @@ class LmHead:
         layer = self._embedding
         plain = type(layer) is nn.Linear and layer.bias is None and layer.in_features % 2 == 0
         plain = plain and self._kernel.takes(layer.weight) and layer.weight.is_contiguous()
-        return plain and "forward" not in vars(layer) and self._factor == 1.0 and not self._cap
+        given = vars(layer).get("forward")  # that of `FewRows` where another thread is in a decode step
+        own = given is None or isinstance(getattr(given, "__self__", None), FewRows)
+        return plain and own and self._factor == 1.0 and not self._cap
 
     def _is_packed_product(self, hidden: Tensor) -> bool:
         """The same of an embedding in the blocks of a GGUF file."""

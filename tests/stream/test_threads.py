@@ -1,15 +1,18 @@
 """Threads that share a model: each gets what it would get alone, or waits; and what is dropped gives the model back."""
 
 import gc
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from streamh2o.kernels.select import select
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
-from streamh2o.stream.lending import cache_argument
+from streamh2o.stream.lending import attention_mask, cache_argument, lending_of
+from streamh2o.stream.lm_head import FewRows, LmHead
 from streamh2o.stream.stream_cache import StreamCache
 from tests import families, tiny
 
@@ -124,3 +127,84 @@ def test_a_model_that_is_dropped_with_its_stream_is_garbage():
     del model, stream
     gc.collect()
     assert reference() is None
+
+
+def test_a_stream_that_the_collector_drops_waits_for_no_other_thread():
+    model, ids = tiny.llama(), tiny.tokens(4)
+    streams = [ChunkStream(model, make_policy("h2o", 8), chunk=4)]
+    lock, held, dropped = streams[0]._lending.lock, threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            assert dropped.wait(timeout=10)
+
+    with ThreadPoolExecutor(1) as threads:
+        holding = threads.submit(hold)
+        assert held.wait(timeout=10)
+        streams.clear()
+        dropped.set()
+        holding.result()
+    tiny.dense_losses(model, ids)
+    assert not [module for module in model.modules() if "forward" in vars(module)]
+
+
+def test_models_that_get_a_stream_in_other_threads_do_not_disturb_a_pass():
+    others, before = [tiny.llama(layers=1) for _ in range(100)], sys.getswitchinterval()
+
+    def lend():
+        for other in others:
+            lending_of(other)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            lending = threads.submit(lend)
+            while not lending.done():
+                assert attention_mask(config=None) is None
+            lending.result()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_plain_call_while_a_model_gets_its_first_stream_is_right(monkeypatch):
+    model, ids, found = tiny.llama(), tiny.tokens(20), []
+    expected, own = tiny.dense_losses(model, ids), model.set_attn_implementation
+    with ThreadPoolExecutor(1) as threads:
+
+        def try_it(name):
+            own(name)
+            found.append(threads.submit(tiny.dense_losses, model, ids).result(timeout=60))
+
+        monkeypatch.setattr(model, "set_attn_implementation", try_it)
+        ChunkStream(model, make_policy("h2o", 8), chunk=4).close()
+    assert len(found) == 2
+    assert all(torch.equal(losses, expected) for losses in found)
+
+
+def test_models_that_share_a_configuration_are_lent_one_at_a_time():
+    models = [tiny.llama()]
+    models.append(tiny.build(models[0].config))
+    assert models[0].model.config is models[1].model.config
+    attention = models[0].config._attn_implementation
+    plain = tiny.build(models[0].config)  # which is never lent anything
+    expected, alone = [streamed(model, 0) for model in models], plainly(plain, 1)
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(ROUNDS):
+            found = [threads.submit(streamed, model, 0) for model in models]
+            beside = threads.submit(plainly, plain, 1)
+            assert all(torch.equal(each.result(timeout=60), right) for each, right in zip(found, expected, strict=True))
+            assert torch.equal(beside.result(timeout=60), alone)
+    assert models[0].config._attn_implementation == attention
+
+
+@pytest.mark.usefixtures("built")
+def test_losses_are_the_same_while_another_thread_is_in_a_decode_step():
+    model, kernel = tiny.llama().bfloat16(), select("compiled")
+    random = torch.Generator().manual_seed(0)
+    hidden, targets = torch.randn(40, 64, generator=random).bfloat16(), torch.arange(40)
+    expected = LmHead(model, kernel).losses(hidden, targets)
+    few = FewRows(model, kernel)
+    few.on()
+    assert "forward" in vars(model.lm_head)
+    assert torch.equal(LmHead(model, kernel).losses(hidden, targets), expected)
