@@ -18,9 +18,9 @@ from streamh2o.cache.quantised_slots import require_bits, slots_of
 from streamh2o.cache.rotary import Rotary
 from streamh2o.cache.slot_cache import SlotCache
 from streamh2o.errors import UsageError, UserError
-from streamh2o.kernels.select import Kernel, select
+from streamh2o.kernels.select import Kernel
 from streamh2o.policies import Policy
-from streamh2o.stream.given_model import require_weights
+from streamh2o.stream.given_model import kernel_for, require_weights
 from streamh2o.stream.lending import cache_argument, lending_of
 from streamh2o.stream.lm_head import LmHead
 from streamh2o.stream.model_pass import Pass
@@ -50,8 +50,9 @@ class ChunkStream:
         query head, not each KV head, as in the H2O authors' code, for as many times the memory.
     evict: when what is over the budget goes, after each `chunk` or after each `token`; the latter gives the losses of
         `chunk=1`, whatever the chunk. kv_bits: 8 or 4 keep older keys and values as integers (`QuantisedSlots`);
-        16 keeps all as the model has them. kernel: `auto`, `compiled`, `torch`, or one that was selected. engine: use
-        faster modules while a chunk is read, where there are some.
+        16 keeps all as the model has them. kernel: `auto`, `compiled`, `torch`, or one that was selected; weights in
+        the blocks of a GGUF file are multiplied as `load_model` chose. engine: use faster modules while a chunk is
+        read, where there are some.
     Raises UsageError where cache and chunk together exceed the positions the model was trained on, or where the policy
     cannot evict after every token; UserError where they need more memory than is free.
     """
@@ -84,7 +85,7 @@ class ChunkStream:
         self.learned_positions = learned_positions(model.config)
         self.model, self.policy, self.chunk, self.batch = model, policy, chunk, batch
         self.evict, self.kv_bits, self.engine = evict, kv_bits, engine
-        self.kernel = kernel if isinstance(kernel, Kernel) else select(kernel, model.device)
+        self.kernel = kernel_for(model, kernel)
         self.trained = trained
         group = config.num_attention_heads // kv_heads(config) if per_query_head else 1
         require_memory(model, policy, chunk, group, kv_bits, batch)
@@ -158,9 +159,9 @@ class ChunkStream:
     # The steps of `feed`, which `feed_together` takes for several streams at once
 
     def require_room(self, ids: Tensor) -> None:
-        """Raise UserError where `ids` [batch, n] do not fit behind what was read: only where nothing is evicted.
+        """Raise UserError where `ids` [batch, n] do not fit behind what was read.
 
-        And where the stream is closed, or lost a chunk.
+        They do where slots are evicted and positions are not learned. And where the stream is closed, or lost a chunk.
         """
         self._require_open()
         if ids.dim() != 2 or ids.shape[0] != self.batch or not 1 <= ids.shape[1] <= self.chunk:
@@ -169,6 +170,16 @@ class ChunkStream:
             raise UserError(
                 f"The text is longer than the {self.policy.cache} tokens that --policy {self.policy.name} may keep; "
                 "use --max-tokens or a policy that evicts."
+            )
+        if not self.policy.recomputes:
+            self._require_positions(ids.shape[1])
+
+    def _require_positions(self, count: int) -> None:
+        """Raise UserError where the model has not learned positions for `count` tokens more."""
+        if self.learned_positions and self.cache.tokens + count > self.trained:
+            raise UserError(
+                f"A '{self.model.config.model_type}' model has learned {self.trained} positions, one for each token of "
+                f"a text; use --max-tokens {self.trained}, or a model with rotary positions."
             )
 
     def window(self, ids: Tensor) -> Tensor:
@@ -227,14 +238,7 @@ class ChunkStream:
         """
         if not self.learned_positions:
             return torch.zeros_like(ids)
-        offsets, longest = torch.arange(ids.shape[1], device=ids.device), ids.shape[1]
-        if branches is not None:
-            offsets, longest = branches.offsets, branches.longest
-        if self.cache.tokens + longest > self.trained:
-            raise UserError(
-                f"A '{self.model.config.model_type}' model has learned {self.trained} positions, one for each token of "
-                f"a text; use --max-tokens {self.trained}, or a model with rotary positions."
-            )
+        offsets = torch.arange(ids.shape[1], device=ids.device) if branches is None else branches.offsets
         return (self.cache.tokens + offsets).expand_as(ids)
 
     @torch.inference_mode()
@@ -244,6 +248,7 @@ class ChunkStream:
         branches: how the tokens see each other; None: as a text. Returns the hidden states [batch, n, hidden_size].
         """
         self._require_open()
+        self._require_positions(ids.shape[1] if branches is None else branches.longest)
         ids = ids.to(self.model.device)
         running = Pass([self.cache], ids.shape[1], probe=True, branches=branches)
         positions = self.position_ids(ids, branches)

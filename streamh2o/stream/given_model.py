@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel
 
 from streamh2o.errors import UsageError, UserError
+from streamh2o.kernels.select import Kernel, select
 
 
 class ModelAndTokenizer(Protocol):
@@ -35,3 +36,13 @@ def require_weights(model: PreTrainedModel) -> None:
     """Raise UserError for a model that has no numbers yet; what `--device-map` put on disk has some."""
     if not hasattr(model, "hf_device_map") and any(part.is_meta for part in model.parameters()):
         raise UserError(f"A part of {type(model).__name__} is on the device meta and has no numbers; load its weights.")
+
+
+def kernel_for(given: PreTrainedModel | ModelAndTokenizer, kernel: str | Kernel) -> Kernel:
+    """What computes for `given`: with `auto` what `load_model` chose, where that is what gave it."""
+    if isinstance(kernel, Kernel):
+        return kernel
+    chosen = getattr(given, "kernel", None)
+    if kernel == "auto" and isinstance(chosen, Kernel):
+        return chosen
+    return select(kernel, model_and_tokenizer(given)[0].device)

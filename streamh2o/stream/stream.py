@@ -16,7 +16,7 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel
 from streamh2o.policies import Policy, make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
-from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer
+from streamh2o.stream.given_model import ModelAndTokenizer, kernel_for, model_and_tokenizer
 from streamh2o.text.incremental import IncrementalTokenizer
 from streamh2o.text.reader import bos_id
 
@@ -30,9 +30,9 @@ class Stream:
     where text is fed; the model is its own between chunks. policy: a name, whose budget is sinks + recent + hitters =
     cache, with the policy's further fields as `knobs`, or a policy made by `make_policy` (then these numbers are its
     own). chunk: most tokens of one pass, after which the cache evicts. bos: `auto` puts a BOS before the first token
-    where the tokenizer
-    itself would, `yes`, `no`. allow_special: let strings such as `<|im_end|>` in the text be special tokens. evict,
-    kv_bits, kernel, engine: as of ChunkStream.
+    where the tokenizer itself would, `yes`, `no`. allow_special: let strings such as `<|im_end|>` in the text be
+    special tokens. kernel: `auto` (that of `load_model`, or the best there is), `compiled`, `torch`, or one that was
+    selected. evict, kv_bits, engine: as of ChunkStream.
 
     Raises UsageError for settings that do not go together or do not fit the model, UserError for a model that is not
     supported or a cache that does not fit into memory.
@@ -59,6 +59,7 @@ class Stream:
     ) -> None:
         if isinstance(tokenizer, str | Policy):
             raise UsageError(f"Stream's second argument is a tokenizer, not {tokenizer!r}; say policy={tokenizer!r}.")
+        kernel = kernel_for(model, kernel)
         model, own_tokenizer = model_and_tokenizer(model)
         tokenizer = own_tokenizer if tokenizer is None else tokenizer
         if isinstance(policy, str):

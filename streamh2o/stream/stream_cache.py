@@ -17,9 +17,9 @@ from streamh2o.cache.decoding_cache import DecodingCache
 from streamh2o.cache.families import positions_for
 from streamh2o.cache.rotary import Rotary
 from streamh2o.errors import UsageError, UserError
-from streamh2o.kernels.select import Kernel, select
+from streamh2o.kernels.select import Kernel
 from streamh2o.policies import Policy, make_policy
-from streamh2o.stream.given_model import ModelAndTokenizer, model_and_tokenizer, require_weights
+from streamh2o.stream.given_model import ModelAndTokenizer, kernel_for, model_and_tokenizer, require_weights
 from streamh2o.stream.lending import CallCache, Forward, Lending, lending_of
 from streamh2o.stream.model_pass import Pass
 from streamh2o.stream.prompt_pieces import PieceStates, PromptPiece, cut_input, first_columns
@@ -82,7 +82,8 @@ class StreamCache(CallCache):
         goes through in pieces (256, or what the trained length leaves). evict_every: decode steps between evictions, so
         that up to cache + evict_every slots are held while tokens come one by one.
 
-        kernel: `auto`, `compiled`, `torch`, or one that was selected. engine: use faster modules during a pass.
+        kernel: `auto` (that of `load_model`, or the best there is), `compiled`, `torch`, or one that was selected.
+        engine: use faster modules during a pass.
 
         The model answers to this cache until `detach`, the end of a `with`, or the cache's own end; meanwhile it works
         as ever without it. Raises UsageError for settings that don't fit the model, UserError for a model that is not
@@ -90,6 +91,7 @@ class StreamCache(CallCache):
         """
         if "kv_bits" in knobs:
             raise UsageError("A StreamCache keeps keys and values as the model has them; kv_bits is for a Stream.")
+        kernel = kernel_for(model, kernel)
         model, _ = model_and_tokenizer(model)
         require_decoding(model)
         require_weights(model)
@@ -111,7 +113,6 @@ class StreamCache(CallCache):
                 f"A cache of {made.cache} slots and a chunk of {chunk} need {made.cache + chunk} positions, the model "
                 f"was trained on {trained}; lower one of them."
             )
-        kernel = kernel if isinstance(kernel, Kernel) else select(kernel, model.device)
         return cls(model, made, Rotary.from_model(model, trained), chunk, evict_every, kernel, engine)
 
     def detach(self) -> None:
@@ -298,8 +299,7 @@ class StreamCache(CallCache):
         policy: the one it was made with, where that is not one that has a name. Raises UserError where the file is
         damaged, or of another model or policy.
         """
-        model, _ = model_and_tokenizer(model)
-        tensors, settings = read_cache(Path(path), model)
+        tensors, settings = read_cache(Path(path), model_and_tokenizer(model)[0])
         if policy is None:
             policy = make_policy(settings["policy"], **settings["knobs"])
         elif not isinstance(policy, Policy) or not is_saved_policy(policy, settings):

@@ -12,8 +12,10 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.policies import make_policy
 from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.stream.engine.fused import Fused
-from tests import tiny
+from tests import families, tiny
 from tests.reference import reference_losses
+
+CASES = {case.name: case for case in families.CASES}
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -266,3 +268,17 @@ def test_after_a_state_that_does_not_fit_a_stream_reads_no_more():
             stream.feed(ids[:, 24:32])
         stream.load_state(tensors, counts)
         stream.feed(ids[:, 24:32])
+
+
+def test_a_chunk_beyond_the_learned_positions_is_refused_and_a_shorter_one_is_read():
+    model, ids = CASES["gpt2"].model(), tiny.tokens(520)
+    with ChunkStream(model, make_policy("h2o", 16), chunk=16) as stream:
+        for part in ids[:, :496].split(16, dim=1):
+            stream.feed(part)
+        stream.feed(ids[:, 496:506])
+        for _ in range(2):
+            with pytest.raises(UserError, match="has learned 512 positions"):
+                stream.feed(ids[:, 506:516])
+            with pytest.raises(UserError, match="has learned 512 positions"):
+                stream.probe(ids[:, 506:516])
+        assert stream.feed(ids[:, 506:512]).losses.shape == (1, 6)

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamh2o import Stream, load_model, make_policy
+from streamh2o import Stream, StreamCache, load_model, make_policy
 from streamh2o.errors import UsageError, UserError
+from streamh2o.kernels.select import TORCH
 from streamh2o.stream.chunk_stream import ChunkStream
 from streamh2o.text import incremental
 from streamh2o.text.incremental import IncrementalTokenizer
@@ -151,3 +153,14 @@ def test_what_it_cannot_take_is_said(loaded):
         assert found.feed([]).numel() == found.feed("").numel() == found.tokens == 0
     with stream(loaded, policy="full") as found, pytest.raises(UserError, match="longer than the"):
         found.feed(LONG * 20)
+
+
+@pytest.mark.usefixtures("built")
+def test_it_computes_with_the_kernel_that_the_model_was_loaded_with(loaded):
+    plain = replace(loaded, kernel=TORCH)
+    settings = {"cache": 48, "chunk": 16}
+    for how, name in (({}, "torch"), ({"kernel": "compiled"}, "compiled")):
+        with Stream(plain, **settings, **how) as stream, StreamCache.for_model(plain, **settings, **how) as cache:
+            assert (stream._stream.kernel.name, cache.kernel.name) == (name, name)
+    with Stream(loaded.model, **settings) as stream:
+        assert stream._stream.kernel.name == "compiled"

@@ -163,6 +163,14 @@ def test_padded_rows_and_beams_go_together():
     assert torch.equal(got, generate(model, ids, new=12, num_beams=2, attention_mask=mask))
 
 
+def test_the_decoder_alone_gives_all_states_whatever_the_model_was_asked_for_before():
+    model, ids = tiny.llama(), prompt(20)
+    with StreamCache.for_model(model, cache=64, chunk=8) as cache, torch.no_grad():
+        call(model, ids, cache, logits_to_keep=1)
+        assert model.model(ids, **{cache_argument(model): cache}).last_hidden_state.shape == (1, 20, 64)
+        assert model(ids, None, None, cache).logits.shape[1] == 20
+
+
 def test_a_second_call_goes_on_where_the_first_one_ended():
     model, ids = tiny.llama(), prompt(30)
     with StreamCache.for_model(model, cache=128, chunk=16) as cache:
