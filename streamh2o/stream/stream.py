@@ -125,12 +125,13 @@ class Stream:
         first = len(self._losses)
         if self._reading:
             raise UserError("This stream was cut off while it read, so its losses have a hole; make another.")
-        self._reading = True
         for part in self._waiting[:count].split(self._stream.chunk):
             if len(part):
+                self._stream.require_room(part[None])  # what is refused before it is read leaves no hole
+                self._reading = True
                 self._losses.append(self._stream.feed(part[None]).losses[0].cpu())
                 self._waiting = self._waiting[len(part) :]
-        self._reading = False
+                self._reading = False
         return torch.cat([torch.empty(0), *self._losses[first:]])
 
     @property

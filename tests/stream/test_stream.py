@@ -151,8 +151,10 @@ def test_what_it_cannot_take_is_said(loaded):
             with pytest.raises(UserError, match="no state of a Stream: it lacks counts"):
                 found.load_state(odd)
         assert found.feed([]).numel() == found.feed("").numel() == found.tokens == 0
-    with stream(loaded, policy="full") as found, pytest.raises(UserError, match="longer than the"):
-        found.feed(LONG * 20)
+    with stream(loaded, policy="full") as found:
+        for more in (LONG * 20, [1], [1]):
+            with pytest.raises(UserError, match="longer than the"):
+                found.feed(more)
 
 
 @pytest.mark.usefixtures("built")
