@@ -20,7 +20,7 @@ from streamh2o.stream.own_attention import attend
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-_TOLD = {"dropout", "scaling", "use_cache"}  # what a layer's own code may tell its attention, beside Nones
+_PASSED = {"dropout", "scaling", "use_cache"}  # what a layer's own code may tell its attention, beside Nones
 _TRIAL = "streamh2o-trial"  # the name of the attention that hears of it
 
 Parts = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, each [batch, heads, n, head_dim]
@@ -85,10 +85,10 @@ class FusedLayer:
         x = torch.randn(1, 16, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
         angles = torch.ones(1, 16, self._attention.head_dim, dtype=weight.dtype)
         config = self._attention.config
-        told: dict[str, Any] = {}
+        passed: dict[str, Any] = {}
 
         def attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-            told.update(kwargs)
+            passed.update(kwargs)
             return self._plain((query, key, value)).unflatten(2, (query.shape[1], -1)), None
 
         AttentionInterface.register(_TRIAL, attention)
@@ -100,7 +100,7 @@ class FusedLayer:
             return False
         finally:
             config._attn_implementation = ours
-        if told.get("scaling") != self._attention.scaling or any(told[n] is not None for n in set(told) - _TOLD):
+        if passed.get("scaling") != self._attention.scaling or any(passed[n] is not None for n in set(passed) - _PASSED):
             return False
         return isinstance(expected, Tensor) and same(expected, found)
 
