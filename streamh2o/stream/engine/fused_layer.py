@@ -100,7 +100,8 @@ class FusedLayer:
             return False
         finally:
             config._attn_implementation = ours
-        if passed.get("scaling") != self._attention.scaling or any(passed[n] is not None for n in set(passed) - _PASSED):
+        more = set(passed) - _PASSED
+        if passed.get("scaling") != self._attention.scaling or any(passed[name] is not None for name in more):
             return False
         return isinstance(expected, Tensor) and same(expected, found)
 
