@@ -12,7 +12,6 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from streamh2o.cache.families import own_attention
 from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel
 from streamh2o.stream.engine.fused import Fused, fused, look_again
+from streamh2o.stream.guard import Forward, Guard, and_back, set_forward, unset_forward
 from streamh2o.stream.lm_head import FewRows
 from streamh2o.stream.model_cache import ModelCache
 from streamh2o.stream.model_pass import Pass
@@ -36,8 +36,6 @@ _UNKNOWN = ("s_aux", "position_bias", "alibi", "head_mask")  # what would change
 _lendings: weakref.WeakKeyDictionary[nn.Module, Lending] = weakref.WeakKeyDictionary()  # by decoder
 _by_module: weakref.WeakKeyDictionary[nn.Module, Lending] = weakref.WeakKeyDictionary()  # by a part of a decoder
 _registering = threading.Lock()
-
-Forward = Callable[..., Any]
 
 
 class CallCache(ModelCache):
@@ -110,7 +108,7 @@ class Lending:
         self._faster: Fused | None = None
         self._decoder = weakref.ref(decoder)
         self._users: list[None] = []  # one entry each, since a list grows and shrinks in one step
-        self._guards: list[tuple[weakref.ref[nn.Module], _Guard]] = []
+        self._guards: list[tuple[weakref.ref[nn.Module], Guard]] = []
         # What stands in for the attention of families that compute it in code of their own.
         found = ((module, own_forward(module)) for module in decoder.modules())
         self._own_forwards = [(weakref.ref(module), forward) for module, forward in found if forward is not None]
@@ -134,7 +132,7 @@ class Lending:
 
     def _guard(self, module: nn.Module, call: Callable[..., Any]) -> None:
         if not any(reference() is module for reference, _ in self._guards):
-            guard = _Guard(module, call)
+            guard = Guard(module, call)
             module.__dict__["forward"] = guard
             self._guards.append((weakref.ref(module), guard))
 
@@ -186,7 +184,7 @@ class Lending:
         if not own_attention(decoder.config):
             decoder.config._attn_implementation = NAME
         for reference, forward in self._own_forwards:
-            _set_forward(reference(), forward)
+            set_forward(reference(), forward)
         if self._faster is not None:
             self._faster.on()
 
@@ -199,7 +197,7 @@ class Lending:
         if self._faster is not None:
             self._faster.off()
         for reference, forward in self._own_forwards:
-            _unset_forward(reference(), forward)
+            unset_forward(reference(), forward)
 
     def is_for(self, config: Any) -> bool:
         decoder: Any = self._decoder()
@@ -252,60 +250,6 @@ class Lending:
                 cache.wanted = 0
 
             return and_back(lent, back)
-
-
-def and_back(call: Callable[[], Any], back: Callable[[], None]) -> Any:
-    """What `call` gives; then `back`, whatever happens and to its end: Ctrl-C meanwhile is raised after it."""
-    try:
-        return call()
-    finally:
-        interrupt = None
-        while True:  # here and not in a function of its own, at whose first line Ctrl-C can already be raised
-            try:
-                back()
-                break
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
-
-
-class _Guard:
-    """The forward of a lent module: gives the module, its own forward and the arguments to `call`."""
-
-    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
-        self._module, self._call = weakref.ref(module), call
-        self._before: Forward | None = module.__dict__.get("forward")  # such as accelerate gives
-        self.__signature__ = inspect.signature(module.forward)
-
-    def _own(self, module: nn.Module) -> Forward:
-        return self._before or MethodType(type(module).forward, module)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
-        assert module is not None
-        return self._call(module, self._own(module), args, kwargs)
-
-    def remove(self, module: nn.Module) -> None:
-        if self._before is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = self._before
-
-    def __reduce__(self) -> Any:
-        """A copy of the model, or a file of it, has the model's own forward: nothing is lent to it."""
-        module: Any = self._module()
-        return MethodType, (type(module).forward, module)
-
-
-def _set_forward(module: nn.Module | None, forward: Forward) -> None:
-    if module is not None and "forward" not in module.__dict__:
-        module.__dict__["forward"] = forward
-
-
-def _unset_forward(module: nn.Module | None, forward: Forward) -> None:
-    if module is not None and module.__dict__.get("forward") is forward:
-        del module.__dict__["forward"]
 
 
 def _find(kwargs: dict[str, Any]) -> tuple[str, CallCache | None]:

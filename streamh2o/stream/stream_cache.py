@@ -20,7 +20,8 @@ from streamh2o.errors import UsageError, UserError
 from streamh2o.kernels.select import Kernel
 from streamh2o.policies import Policy, make_policy
 from streamh2o.stream.given_model import ModelAndTokenizer, kernel_for, model_and_tokenizer, require_weights
-from streamh2o.stream.lending import CallCache, Forward, Lending, lending_of
+from streamh2o.stream.guard import Forward
+from streamh2o.stream.lending import CallCache, Lending, lending_of
 from streamh2o.stream.model_pass import Pass
 from streamh2o.stream.prompt_pieces import PieceStates, PromptPiece, cut_input, first_columns
 from streamh2o.stream.stream_cache_checks import refuse_another_text, refuse_call, require_decoding
